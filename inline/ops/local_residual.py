@@ -1,0 +1,64 @@
+"""The local residual: each token adds a weighted sum of the values in its 3×3 neighbourhood.
+
+    r_i = Σ_{t=1..9} w_t · v_{n_t(i)}
+
+with one 3×3 kernel w per image and channel, row by row, and zeros beyond the border. Prefix tokens
+(a class token) have no place on the map: they give nothing and get nothing.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inline.ops.masking import zero_masked
+
+
+def local_residual(
+    v: Tensor, weight: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
+) -> Tensor:
+    """A depthwise convolution with a kernel of its own for every image.
+
+    Args:
+        v: Values (B, P + H·W, C): P prefix tokens, then the map row by row.
+        weight: Kernels (B, C, 9).
+        hw: Height and width of the map.
+        key_mask: (B, P + H·W), True for the tokens that take part; the others count as zero.
+
+    Returns:
+        (B, P + H·W, C), zero at the prefix tokens.
+    """
+    prefix = _count_prefix(v, hw)
+    batch, _, channels = v.shape
+    tokens = zero_masked(v, key_mask)[:, prefix:]
+    # All images side by side as channels of one map: the kernels then are one grouped convolution.
+    maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
+    kernels = weight.reshape(batch * channels, 1, 3, 3)
+    out = F.conv2d(maps, kernels, padding=1, groups=batch * channels)
+    out = out.reshape(batch, channels, -1).transpose(1, 2)
+    return F.pad(out, (0, 0, prefix, 0)) if prefix else out
+
+
+def local_residual_naive(
+    v: Tensor, weight: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
+) -> Tensor:
+    """The twin of :func:`local_residual` that gathers the nine neighbours one by one."""
+    prefix = _count_prefix(v, hw)
+    height, width = hw
+    tokens = zero_masked(v, key_mask)[:, prefix:]
+    rows = [torch.zeros_like(v[:, 0]) for _ in range(prefix)]
+    for y in range(height):
+        for x in range(width):
+            total = torch.zeros_like(v[:, 0])
+            for t in range(9):
+                ny, nx = y + t // 3 - 1, x + t % 3 - 1
+                if 0 <= ny < height and 0 <= nx < width:
+                    total = total + weight[:, :, t] * tokens[:, ny * width + nx]
+            rows.append(total)
+    return torch.stack(rows, dim=1)
+
+
+def _count_prefix(v: Tensor, hw: tuple[int, int]) -> int:
+    prefix = v.shape[1] - hw[0] * hw[1]
+    if prefix < 0:
+        raise ValueError(f'{v.shape[1]} tokens cannot hold a map of {hw[0]}×{hw[1]} = {hw[0] * hw[1]} tokens')
+    return prefix

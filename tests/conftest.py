@@ -1,0 +1,49 @@
+"""Shared by all tests: the stack's cures first, one thread, and a small set of digit scenes."""
+
+import os
+
+# One thread a process: tests start processes of their own, and threads that wait for a busy core are
+# many times slower than one thread.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from inline.compat import prepare
+
+prepare()
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_tool(*args: str | Path, timeout: int = 300, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the repository as a user would: `run_tool('tools/train.py', …)` or a .sh file."""
+    words = [str(arg) for arg in args]
+    command = [sys.executable, *words] if words[0].endswith('.py') else ['bash', *words]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, 'PYTHON': sys.executable, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope='session')
+def digit_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small set of digit scenes, made once."""
+    from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
+
+    folder = tmp_path_factory.mktemp('data') / 'digit_scenes'
+    options = DigitScenesOptions(
+        num_classification_train=120, num_classification_val=20, num_scenes_train=16, num_scenes_val=4
+    )
+    write_digit_scenes(folder, options)
+    return folder

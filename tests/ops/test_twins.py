@@ -1,0 +1,139 @@
+"""Every fast op against its naive twin: outputs and gradients, in float64."""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from inline.ops import (
+    KERNELS,
+    inline_attention,
+    inline_attention_naive,
+    linear_attention,
+    linear_attention_naive,
+    local_residual,
+    local_residual_naive,
+    softmax_attention,
+    softmax_attention_naive,
+)
+
+MAPS = [(1, 1), (3, 5), (6, 4)]
+
+
+def assert_twins(fast: Callable[..., Tensor], naive: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+    """Same outputs, and same gradients of every input for a random cotangent."""
+    results = []
+    for op in (fast, naive):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = op(*leaves)
+        cotangent = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
+        results.append((out, *torch.autograd.grad(out, leaves, cotangent)))
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+def make_qkv(batch: int, heads: int, tokens: int, dim: int = 4) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(batch, heads, tokens, dim, dtype=torch.float64) for _ in range(3)]
+
+
+def make_mask(batch: int, tokens: int) -> Tensor:
+    """Another set of masked keys for every image; at least the first key stays."""
+    mask = torch.rand(batch, tokens, generator=torch.Generator().manual_seed(2)) > 0.4
+    mask[:, 0] = True
+    return mask
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize(('batch', 'heads'), [(1, 1), (3, 2), (2, 5)])
+@pytest.mark.parametrize(('hw', 'prefix'), list(product(MAPS, (0, 1, 2))))
+def test_inline_attention(
+    hw: tuple[int, int], prefix: int, batch: int, heads: int, kernel: str, masked: bool
+) -> None:
+    tokens = prefix + hw[0] * hw[1]
+    mask = make_mask(batch, tokens) if masked else None
+    assert_twins(
+        lambda *qkv: inline_attention(*qkv, kernel=kernel, key_mask=mask),
+        lambda *qkv: inline_attention_naive(*qkv, kernel=kernel, key_mask=mask),
+        make_qkv(batch, heads, tokens),
+    )
+
+
+@pytest.mark.parametrize('masked', [False, True])
+def test_inline_attention_with_other_queries_than_keys(masked: bool) -> None:
+    _, k, v = make_qkv(2, 3, 12)
+    q = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    mask = make_mask(2, 12) if masked else None
+    assert_twins(
+        lambda *qkv: inline_attention(*qkv, scale=0.3, key_mask=mask),
+        lambda *qkv: inline_attention_naive(*qkv, scale=0.3, key_mask=mask),
+        [q, k, v],
+    )
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('kernel', ['relu', 'exp'])
+def test_linear_attention(kernel: str, masked: bool) -> None:
+    mask = make_mask(2, 15) if masked else None
+    assert_twins(
+        lambda *qkv: linear_attention(*qkv, kernel=kernel, key_mask=mask),
+        lambda *qkv: linear_attention_naive(*qkv, kernel=kernel, key_mask=mask),
+        make_qkv(2, 3, 15),
+    )
+
+
+@pytest.mark.parametrize('masked', [False, True])
+def test_softmax_attention(masked: bool) -> None:
+    mask = make_mask(2, 15) if masked else None
+    assert_twins(
+        lambda *qkv: softmax_attention(*qkv, key_mask=mask),
+        lambda *qkv: softmax_attention_naive(*qkv, key_mask=mask),
+        make_qkv(2, 3, 15),
+    )
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('batch', [1, 3])
+@pytest.mark.parametrize(('hw', 'prefix'), list(product(MAPS, (0, 1, 2))))
+def test_local_residual(hw: tuple[int, int], prefix: int, batch: int, masked: bool) -> None:
+    torch.manual_seed(0)
+    tokens = prefix + hw[0] * hw[1]
+    v = torch.randn(batch, tokens, 6, dtype=torch.float64)
+    weight = torch.randn(batch, 6, 9, dtype=torch.float64)
+    mask = make_mask(batch, tokens) if masked else None
+    assert_twins(
+        lambda v, w: local_residual(v, w, hw, key_mask=mask),
+        lambda v, w: local_residual_naive(v, w, hw, key_mask=mask),
+        [v, weight],
+    )
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('op', [inline_attention, inline_attention_naive])
+def test_masked_key_is_as_good_as_absent(op: Callable[..., Tensor], kernel: str) -> None:
+    """Whatever a masked key holds, NaN too, outputs and gradients are those of the shorter sequence."""
+    q, k, v = make_qkv(2, 2, 10)
+    mask = torch.ones(2, 10, dtype=torch.bool)
+    mask[:, 6:] = False
+    dirty_k, dirty_v = k.clone(), v.clone()
+    dirty_k[:, :, 6:], dirty_v[:, :, 6:] = float('nan'), float('nan')
+    leaves = [x.requires_grad_() for x in (q, dirty_k, dirty_v)]
+    out = op(*leaves, kernel=kernel, key_mask=mask)
+    expected = op(q, k[:, :, :6], v[:, :, :6], kernel=kernel)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    for gradient in torch.autograd.grad(out.sum(), leaves):
+        assert gradient.isfinite().all()
+
+
+def test_masked_values_are_zero_for_the_local_residual() -> None:
+    v = torch.randn(1, 6, 2, dtype=torch.float64)
+    weight = torch.randn(1, 2, 9, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True, True, False]])
+    zeroed = v * mask[..., None]
+    dirty = v.masked_fill(~mask[..., None], float('nan'))
+    torch.testing.assert_close(
+        local_residual(dirty, weight, (2, 3), key_mask=mask), local_residual(zeroed, weight, (2, 3))
+    )
