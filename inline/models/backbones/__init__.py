@@ -1,0 +1,3 @@
+from inline.models.backbones.pvt import InLinePVT
+
+__all__ = ['InLinePVT']

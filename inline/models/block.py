@@ -1,0 +1,22 @@
+from torch import Tensor, nn
+
+from inline.models.layers import DropPath, Mlp
+
+
+class Block(nn.Module):
+    """The one block of every family: mix the tokens, then an MLP, each as a pre-norm residual branch."""
+
+    def __init__(
+        self, dim: int, mixer: nn.Module, mlp_ratio: float, drop_path: float, norm_eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mixer = mixer
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """x (B, P + H·W, C) to the same shape."""
+        x = x + self.drop_path(self.mixer(self.norm1(x), hw))
+        return x + self.drop_path(self.mlp(self.norm2(x)))

@@ -1,0 +1,60 @@
+"""Mixers by name, and the reading of a backbone's ``mixers`` argument.
+
+``mixers`` is data that a config can hold: ``dict(type='InLine')`` for every block, or a list with an
+entry per stage, where an entry is a dict, or a list with a dict per block of that stage.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+MixerConfig = dict[str, Any]
+MixersConfig = MixerConfig | Sequence[MixerConfig | Sequence[MixerConfig]]
+
+MIXERS: dict[str, type[nn.Module]] = {}
+
+
+def register_mixer(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """Class decorator: make a mixer known as ``dict(type=name)``."""
+
+    def register(cls: type[nn.Module]) -> type[nn.Module]:
+        if name in MIXERS:
+            raise ValueError(f'mixer {name!r} is registered already, as {MIXERS[name].__qualname__}')
+        MIXERS[name] = cls
+        return cls
+
+    return register
+
+
+def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> nn.Module:
+    """Build ``dict(type=name, **options)`` for tokens of ``dim`` channels."""
+    options = dict(config)
+    name = options.pop('type', None)
+    if name not in MIXERS:
+        raise ValueError(f'unknown mixer type {name!r}: choose one of {", ".join(sorted(MIXERS))}')
+    if dim % num_heads:
+        raise ValueError(f'width {dim} is not divisible by {num_heads} heads')
+    known = [p for p in inspect.signature(MIXERS[name]).parameters if p not in ('dim', 'num_heads')]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f'unknown option {unknown[0]!r} of mixer {name!r}: it takes {", ".join(known)}')
+    return MIXERS[name](dim, num_heads, **options)
+
+
+def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[MixerConfig]]:
+    """One config per block, as a list per stage."""
+    if isinstance(mixers, dict):
+        mixers = [mixers] * len(depths)
+    if len(mixers) != len(depths):
+        raise ValueError(f'mixers has {len(mixers)} entries: one dict, or one entry for each of {len(depths)} stages')
+    return [_expand_stage(entry, depth, stage) for stage, (entry, depth) in enumerate(zip(mixers, depths, strict=True))]
+
+
+def _expand_stage(entry: MixerConfig | Sequence[MixerConfig], depth: int, stage: int) -> list[MixerConfig]:
+    if isinstance(entry, dict):
+        return [entry] * depth
+    if len(entry) != depth:
+        raise ValueError(f'mixers[{stage}] has {len(entry)} entries: one dict, or one for each of {depth} blocks')
+    return list(entry)
