@@ -1,0 +1,71 @@
+"""The thin layer that gives the plain backbones OpenMMLab's habits: ``init_cfg``, frozen stages,
+reduced precision by an argument, and a name in the registry."""
+
+from typing import Any
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from inline import models
+from inline.errors import UserError
+from inline.registry import MODELS
+
+AUTOCAST_DTYPES = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
+
+class ToolboxBackbone(BaseModule):
+    """Mixed in before a plain backbone; what it does not know it hands on to that backbone.
+
+    Args:
+        frozen_stages: How much is kept as it is, counted from the input: -1 nothing, 0 what reads the
+            image, k also the first k stages. Frozen parts take no gradient and stay in evaluation mode.
+        autocast: 'bfloat16' or 'float16' to run the backbone alone in that precision while training and
+            return float32 features. On a CPU this is what ``--amp`` sets, because some operators of the
+            detectors have no half precision there.
+        init_cfg: MMEngine's, for example ``dict(type='Pretrained', checkpoint=…, prefix='backbone.')``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        frozen_stages: int = -1,
+        autocast: str | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
+        **backbone_options: Any,
+    ) -> None:
+        if autocast is not None and autocast not in AUTOCAST_DTYPES:
+            raise UserError(f'autocast {autocast!r}: choose one of {", ".join(AUTOCAST_DTYPES)}, or None')
+        # BaseModule's constructor goes on to the plain backbone's through the method resolution order
+        # only without arguments, so the two are called one by one.
+        super(BaseModule, self).__init__(*args, **backbone_options)
+        self._is_init = False
+        self.init_cfg = init_cfg
+        self.autocast = autocast
+        self.frozen_stages = frozen_stages
+        deepest = len(self.parts()) - 1
+        if not -1 <= frozen_stages <= deepest:
+            raise UserError(f'frozen_stages {frozen_stages}: must be from -1 (none) to {deepest} (all)')
+        for module in self._frozen():
+            module.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.autocast is None or not self.training:
+            return super().forward(x)
+        with torch.autocast(x.device.type, AUTOCAST_DTYPES[self.autocast]):
+            outs = super().forward(x)
+        return tuple(out.float() for out in outs)
+
+    def train(self, mode: bool = True) -> 'ToolboxBackbone':
+        super().train(mode)
+        for module in self._frozen():
+            module.eval()
+        return self
+
+    def _frozen(self) -> list[nn.Module]:
+        return [module for part in self.parts()[: self.frozen_stages + 1] for module in part]
+
+
+@MODELS.register_module()
+class InLinePVT(ToolboxBackbone, models.InLinePVT):
+    """:class:`inline.models.InLinePVT` for the toolboxes."""

@@ -1,0 +1,9 @@
+"""The scope ``inline`` of MMEngine's registry.
+
+MMEngine imports this module by itself when a config of any toolbox says ``type='inline.…'``.
+"""
+
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import Registry
+
+MODELS = Registry('model', parent=MMENGINE_MODELS, scope='inline', locations=['inline.openmmlab'])
