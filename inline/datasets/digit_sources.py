@@ -1,0 +1,121 @@
+"""The raw material of the digit scenes: handwritten digits and photographs out of installed wheels."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import cv2
+import numpy as np
+import skimage
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from inline.errors import UserError
+
+Split = Literal['train', 'val']
+SPLITS: tuple[Split, ...] = ('train', 'val')
+NUM_CLASSES = 10
+VAL_SHARE = 0.2
+
+# Natural photographs only: pictures that show text, digits or synthetic patterns are left out.
+PHOTOGRAPHS = (
+    'astronaut.png',
+    'brick.png',
+    'camera.png',
+    'chelsea.png',
+    'coffee.png',
+    'coins.png',
+    'grass.png',
+    'gravel.png',
+    'hubble_deep_field.jpg',
+    'ihc.png',
+    'moon.png',
+    'motorcycle_left.png',
+    'retina.jpg',
+    'rocket.jpg',
+)
+# Larger photographs are shrunk on loading: a crop of them would else be one flat colour.
+MAX_PHOTOGRAPH_SIDE = 448
+
+
+@dataclass(frozen=True)
+class DigitSources:
+    """Digits, their split, and photographs.
+
+    digits: (N, 8, 8) ink density in 0..1.
+    digits_of: for each split and class, the indices into `digits`, in a shuffled order.
+    photographs: BGR, (H, W, 3) uint8 each.
+    """
+
+    digits: NDArray[np.float32]
+    digits_of: dict[Split, list[NDArray[np.int64]]]
+    photographs: list[NDArray[np.uint8]]
+
+
+def load_sources(seed: int) -> DigitSources:
+    """Load everything; the seed decides which digits are for train and which for val."""
+    bunch = load_digits()
+    digits = bunch.images.astype(np.float32)
+    digits /= digits.max(axis=(1, 2), keepdims=True)
+    return DigitSources(digits, split_digits(bunch.target, seed), load_photographs())
+
+
+def split_digits(labels: NDArray[np.int64], seed: int) -> dict[Split, list[NDArray[np.int64]]]:
+    """Split digit indices class by class, so that both splits have every class in proportion."""
+    digits_of: dict[Split, list[NDArray[np.int64]]] = {'train': [], 'val': []}
+    rng = np.random.default_rng([seed])
+    for label in range(NUM_CLASSES):
+        indices = rng.permutation(np.flatnonzero(labels == label))
+        num_val = round(len(indices) * VAL_SHARE)
+        digits_of['val'].append(indices[:num_val])
+        digits_of['train'].append(indices[num_val:])
+    return digits_of
+
+
+def load_photographs() -> list[NDArray[np.uint8]]:
+    """Read the photographs by path: `skimage.data` itself might download what is missing."""
+    folder = Path(skimage.__file__).parent / 'data'
+    photographs = []
+    for name in PHOTOGRAPHS:
+        photograph = cv2.imread(str(folder / name), cv2.IMREAD_COLOR) if (folder / name).is_file() else None
+        if photograph is None:
+            raise UserError(
+                f'photograph {name!r} is not readable in {folder} (scikit-image {version("scikit-image")}); '
+                'install a scikit-image wheel that ships it, such as 0.26.0'
+            )
+        shrink = MAX_PHOTOGRAPH_SIDE / max(photograph.shape[:2])
+        if shrink < 1:
+            photograph = cv2.resize(photograph, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)
+        photographs.append(photograph.astype(np.uint8))
+    return photographs
+
+
+def crop_photograph(
+    rng: np.random.Generator, photographs: list[NDArray[np.uint8]], size: int
+) -> NDArray[np.float32]:
+    """A (size, size, 3) background in 0..255: random photograph, crop, scale, flip and colours."""
+    photograph = photographs[rng.integers(len(photographs))]
+    height, width = photograph.shape[:2]
+    largest = min(height, width)
+    smallest = min(0.75 * size, 0.5 * largest)
+    side = round(np.exp(rng.uniform(np.log(smallest), np.log(largest))))
+    top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)
+    crop = photograph[top : top + side, left : left + side]
+    interpolation = cv2.INTER_AREA if side > size else cv2.INTER_LINEAR
+    crop = cv2.resize(crop, (size, size), interpolation=interpolation).astype(np.float32)
+    if rng.random() < 0.5:
+        crop = cv2.flip(crop, 1)
+    return _jitter_colours(rng, crop)
+
+
+def _jitter_colours(rng: np.random.Generator, image: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Change saturation, contrast, white balance and brightness, all in one linear map of the channels."""
+    saturation, brightness = rng.uniform(0.4, 1.3), rng.uniform(-20, 20)
+    # Contrast is only ever reduced: the background must not drown the digits.
+    contrast = rng.uniform(0.45, 1.0)
+    gain = rng.uniform(0.8, 1.2, size=3)
+    matrix = gain[:, None] * contrast * (saturation * np.eye(3) + (1 - saturation) / 3)
+    offset = gain * (1 - contrast) * np.array(cv2.mean(image)[:3]) + brightness
+    jittered: NDArray[np.float32] = cv2.transform(image, np.column_stack([matrix, offset]))
+    return np.clip(jittered, 0, 255)
