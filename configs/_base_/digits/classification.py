@@ -1,0 +1,42 @@
+# One digit an image, 64×64, in ImageNet's folder layout.
+_base_ = ['../runtime/mmpretrain.py', 'backbone.py', 'optimizer.py']
+data_preprocessor = dict(
+    num_classes=10, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
+)
+_dataset = dict(type='CustomDataset', data_root='data/digit_scenes/classification', with_label=True)
+train_dataloader = dict(
+    batch_size=64,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='InfiniteSampler', shuffle=True),
+    dataset=dict(
+        **_dataset,
+        data_prefix='train',
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='RandomResizedCrop', scale=64, crop_ratio_range=(0.6, 1.0), aspect_ratio_range=(0.8, 1.25)),
+            dict(type='ColorJitter', brightness=0.3, contrast=0.3, saturation=0.3),
+            dict(type='PackInputs'),
+        ],
+    ),
+)
+val_dataloader = dict(
+    batch_size=100,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        **_dataset,
+        data_prefix='val',
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='Resize', scale=(64, 64)),
+            dict(type='PackInputs'),
+        ],
+    ),
+)
+val_evaluator = dict(type='Accuracy', topk=(1,))
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
+log_processor = dict(by_epoch=False)
+randomness = dict(seed=0)

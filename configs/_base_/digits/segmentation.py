@@ -1,0 +1,52 @@
+# The same scenes with ADE20K-style label maps: 0 unlabelled, 1 background, 2 to 11 the digits.
+_base_ = ['../runtime/mmseg.py', 'backbone.py', 'optimizer.py']
+_dataset = dict(
+    type='BaseSegDataset',
+    data_root='data/digit_scenes',
+    metainfo=dict(
+        classes=('background', *'0123456789'),
+        palette=[
+            [40, 40, 40], [230, 25, 75], [60, 180, 75], [255, 225, 25], [0, 130, 200], [245, 130, 48],
+            [145, 30, 180], [70, 240, 240], [240, 50, 230], [210, 245, 60], [250, 190, 212],
+        ],
+    ),
+    reduce_zero_label=True,
+)  # fmt: skip
+train_dataloader = dict(
+    batch_size=16,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='InfiniteSampler', shuffle=True),
+    dataset=dict(
+        **_dataset,
+        data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'),
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations', reduce_zero_label=True),
+            dict(type='RandomResize', scale=(128, 128), ratio_range=(0.75, 1.5), keep_ratio=True),
+            dict(type='RandomCrop', crop_size=(128, 128)),
+            dict(type='PhotoMetricDistortion'),
+            dict(type='PackSegInputs'),
+        ],
+    ),
+)
+val_dataloader = dict(
+    batch_size=10,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        **_dataset,
+        data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'),
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations', reduce_zero_label=True),
+            dict(type='PackSegInputs'),
+        ],
+    ),
+)
+val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
+log_processor = dict(by_epoch=False)
+randomness = dict(seed=0)

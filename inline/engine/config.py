@@ -1,0 +1,112 @@
+"""Reading a config and checking what it names before anything is built or loaded."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config, DictAction
+
+from inline.errors import UserError
+
+TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
+
+
+class CfgOptions(DictAction):  # type: ignore[misc]  # MMEngine is untyped
+    """``--cfg-options key=value …``, with a word that is no pair told as such."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: list[str],
+        option_string: str | None = None,
+    ) -> None:
+        for value in values:
+            if '=' not in value:
+                parser.error(f'{option_string} {value!r}: must be key=value')
+        super().__call__(parser, namespace, values, option_string)
+
+
+def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
+    """Read a config file, override some of its settings, and check that it names a toolbox."""
+    if not Path(path).is_file():
+        raise UserError(f'config {str(path)!r} does not exist: give the path of a file such as those in configs/')
+    try:
+        cfg = Config.fromfile(str(path))
+    except (FileNotFoundError, KeyError, SyntaxError) as error:
+        raise UserError(f'config {str(path)!r} cannot be read: {error}') from error
+    try:
+        cfg.merge_from_dict(dict(options or {}))
+    except (KeyError, TypeError, AssertionError, IndexError) as error:
+        raise UserError(f'--cfg-options do not fit {str(path)!r}: {error}') from error
+    if cfg.get('default_scope') not in TOOLBOXES:
+        raise UserError(
+            f'config {str(path)!r} has default_scope {cfg.get("default_scope")!r}: '
+            f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
+        )
+    return cfg
+
+
+def check_paths(cfg: Config, dataloaders: tuple[str, ...]) -> None:
+    """Refuse a config whose data or starting weights are not there."""
+    for name in dataloaders:
+        for dataset in _leaf_datasets((cfg.get(name) or {}).get('dataset')):
+            for what, path in _dataset_paths(dataset):
+                if not path.exists():
+                    raise UserError(f'{what} {str(path)!r} of {name} does not exist: {_data_hint(path, name)}')
+    for key, checkpoint in _checkpoints(cfg):
+        check_checkpoint(checkpoint, key)
+
+
+def check_checkpoint(path: str, what: str = 'checkpoint') -> None:
+    """Refuse a checkpoint on this machine that is not there; addresses of elsewhere are left alone."""
+    if '://' not in path and not Path(path).is_file():
+        raise UserError(f'{what} {path!r} does not exist: give the path of a .pth file')
+
+
+def _leaf_datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """The datasets inside wrappers such as RepeatDataset and ConcatDataset."""
+    if not isinstance(dataset, Mapping):
+        return
+    inner = dataset.get('datasets', [dataset['dataset']] if 'dataset' in dataset else None)
+    if inner is None:
+        yield dataset
+        return
+    for one in inner:
+        yield from _leaf_datasets(one)
+
+
+def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    root = Path(dataset.get('data_root') or '')
+    if str(root) != '.':
+        yield 'data folder', root
+    if dataset.get('ann_file'):
+        yield 'annotation file', root / dataset['ann_file']
+    prefix = dataset.get('data_prefix') or {}
+    for path in prefix.values() if isinstance(prefix, Mapping) else [prefix]:
+        yield 'data folder', root / path
+
+
+def _data_hint(path: Path, dataloader: str) -> str:
+    if 'digit_scenes' in path.parts:
+        return 'make it with `python tools/make_digit_scenes.py`'
+    return f'set {dataloader}.dataset.data_root with --cfg-options'
+
+
+def _checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:
+    if cfg.get('load_from'):
+        yield 'load_from', cfg.load_from
+    yield from _pretrained('model', cfg.get('model'))
+
+
+def _pretrained(key: str, node: Any) -> Iterator[tuple[str, str]]:
+    """Every ``dict(type='Pretrained', checkpoint=…)`` below a part of a config."""
+    if isinstance(node, Mapping):
+        if node.get('type') == 'Pretrained' and node.get('checkpoint'):
+            yield f'{key}.checkpoint', node['checkpoint']
+        for name, child in node.items():
+            yield from _pretrained(f'{key}.{name}', child)
+    elif isinstance(node, list | tuple):
+        for i, child in enumerate(node):
+            yield from _pretrained(f'{key}.{i}', child)

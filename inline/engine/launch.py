@@ -1,0 +1,121 @@
+"""From a config and the command line's flags to a run, the same way for all three toolboxes."""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from inline.engine.config import CfgOptions, check_checkpoint, check_paths, load_config
+from inline.engine.distributed import adapt_to_hardware
+from inline.errors import UserError
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that training and testing share."""
+    parser.add_argument('--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=CfgOptions,
+        default={},
+        metavar='KEY=VALUE',
+        help='override settings of the config, for example train_dataloader.batch_size=4',
+    )
+    parser.add_argument(
+        '--launcher',
+        choices=('none', 'pytorch', 'slurm', 'mpi'),
+        default='none',
+        help='how several processes are started (default: none)',
+    )
+    # torch.distributed.launch hands this over; torchrun uses the environment.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """The config with the common flags applied."""
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = load_config(args.config, args.cfg_options)
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+    return cfg
+
+
+def train(args: argparse.Namespace) -> None:
+    cfg = read_config(args)
+    if args.no_validate:
+        cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    if args.amp:
+        use_amp(cfg)
+    if args.auto_scale_lr:
+        scale_lr(cfg)
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    check_paths(cfg, ('train_dataloader', 'val_dataloader'))
+    build_runner(cfg).train()
+
+
+def test(args: argparse.Namespace) -> None:
+    cfg = read_config(args)
+    check_checkpoint(args.checkpoint)
+    cfg.load_from = args.checkpoint
+    # The checkpoint holds all weights: those to start training from need not be here.
+    drop_pretrained(cfg.model)
+    if args.out is not None:
+        dump = ConfigDict(type='DumpResults', out_file_path=args.out)
+        evaluator = cfg.test_evaluator
+        cfg.test_evaluator = [*(evaluator if isinstance(evaluator, list) else [evaluator]), dump]
+    if args.show_dir is not None:
+        draw_predictions(cfg, args.show_dir)
+    check_paths(cfg, ('test_dataloader',))
+    build_runner(cfg).test()
+
+
+def build_runner(cfg: Config) -> Runner:
+    adapt_to_hardware(cfg)
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def use_amp(cfg: Config) -> None:
+    """Mixed precision: MMEngine's on a GPU, bfloat16 inside the backbone on a CPU."""
+    if torch.cuda.is_available():
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+        return
+    backbone = cfg.model.backbone
+    if not str(backbone.type).startswith('inline.'):
+        raise UserError(f'--amp without a GPU needs one of our backbones: the config has {backbone.type!r}')
+    backbone.autocast = 'bfloat16'
+
+
+def scale_lr(cfg: Config) -> None:
+    """Learning rate in proportion to the batch, from the batch size that the config was written for."""
+    if not (cfg.get('auto_scale_lr') or {}).get('base_batch_size'):
+        raise UserError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config')
+    cfg.auto_scale_lr.enable = True
+
+
+def drop_pretrained(model: ConfigDict) -> None:
+    for part in [model, *model.values()]:
+        if isinstance(part, dict) and (part.get('init_cfg') or {}).get('type') == 'Pretrained':
+            part.init_cfg = None
+
+
+def draw_predictions(cfg: Config, folder: str) -> None:
+    """Switch on the toolbox's own hook that draws each tested image with its prediction."""
+    hook = cfg.default_hooks.setdefault('visualization', ConfigDict(type='VisualizationHook'))
+    if cfg.default_scope == 'mmpretrain':
+        hook.update(enable=True, interval=1, out_dir=folder)
+        return
+    hook.update(draw=True, interval=1)
+    if cfg.default_scope == 'mmdet':
+        hook.update(test_out_dir=folder)
+    else:
+        cfg.visualizer.save_dir = folder

@@ -1,0 +1,25 @@
+#!/usr/bin/env python
+"""Test a checkpoint with the evaluators of its config. Which toolbox tests it, the config says."""
+
+import argparse
+
+from inline.compat import prepare
+from inline.errors import exit_on_user_error
+
+
+def main() -> None:
+    prepare()
+    from inline.engine.launch import add_common_arguments, test
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--out', metavar='FILE.pkl', help='write all predictions to this file')
+    parser.add_argument('--show-dir', help='draw every prediction into this folder')
+    add_common_arguments(parser)
+    test(parser.parse_args())
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()

@@ -1,0 +1,34 @@
+#!/usr/bin/env python
+"""Train the model of a config. Which toolbox trains it, the config says."""
+
+import argparse
+
+from inline.compat import prepare
+from inline.errors import exit_on_user_error
+
+
+def main() -> None:
+    prepare()
+    from inline.engine.launch import add_common_arguments, train
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='go on from a checkpoint; without a path, from the last one in the work directory',
+    )
+    parser.add_argument('--amp', action='store_true', help='mixed precision (bfloat16 in the backbone on a CPU)')
+    parser.add_argument('--no-validate', action='store_true', help='do not evaluate during training')
+    parser.add_argument(
+        '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
+    )
+    add_common_arguments(parser)
+    train(parser.parse_args())
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()
