@@ -17,7 +17,7 @@ def _import_torchvision() -> None:
     A torchvision that imports as it is stays as it is.
     """
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except RuntimeError as error:
         if 'torchvision::nms' not in str(error):
             raise
@@ -36,3 +36,18 @@ def _name_mmseg() -> None:
     from mmengine.config.utils import MODULE2PACKAGE
 
     MODULE2PACKAGE['mmseg'] = 'mmseg'
+
+
+def check_operators() -> None:
+    """Run one of mmcv's compiled operators, so that a build without them is noticed at once."""
+    from mmcv.ops import nms
+
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 1.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])
+    _, kept = nms(boxes, torch.tensor([0.9, 0.8, 0.7]), iou_threshold=0.5)
+    if kept.tolist() != [0, 2]:
+        raise RuntimeError(f'mmcv.ops.nms kept boxes {kept.tolist()} of three, expected [0, 2]')
+
+
+if __name__ == '__main__':
+    prepare()
+    check_operators()

@@ -20,7 +20,9 @@ def main() -> None:
         metavar='CHECKPOINT',
         help='go on from a checkpoint; without a path, from the last one in the work directory',
     )
-    parser.add_argument('--amp', action='store_true', help='mixed precision (bfloat16 in the backbone on a CPU)')
+    parser.add_argument(
+        '--amp', action='store_true', help='mixed precision (bfloat16 in the backbone on a CPU)'
+    )
     parser.add_argument('--no-validate', action='store_true', help='do not evaluate during training')
     parser.add_argument(
         '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'

@@ -2,9 +2,7 @@ _base_ = ['mmdet::_base_/models/retinanet_r50_fpn.py', '../_base_/digits/detecti
 norm_cfg = dict(type='GN', num_groups=8)
 model = dict(
     backbone=dict(_delete_=True, **_base_.backbone, out_indices=(1, 2, 3)),
-    neck=dict(
-        in_channels=[64, 128, 192], out_channels=64, start_level=0, num_outs=4, norm_cfg=norm_cfg
-    ),
+    neck=dict(in_channels=[64, 128, 192], out_channels=64, start_level=0, num_outs=4, norm_cfg=norm_cfg),
     bbox_head=dict(
         num_classes=10,
         in_channels=64,

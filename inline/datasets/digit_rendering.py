@@ -17,6 +17,9 @@ MAX_HIDDEN = 0.4
 # The least difference in luminance (of 255) between ink and the mean of what lies around it.
 MIN_CONTRAST = 60.0
 
+# Longer side of the digit of a classification image, as a share of the image's side.
+CLASSIFICATION_DIGIT_SHARE = (0.5, 0.95)
+
 _BGR_TO_LUMINANCE = np.array([0.114, 0.587, 0.299], dtype=np.float32)
 _GLYPH_UPSAMPLING = 6
 _GLYPH_MARGIN = 2
@@ -63,7 +66,7 @@ def render_classification(
     candidates = sources.digits_of[split][label]
     digit = int(candidates[index // NUM_CLASSES % len(candidates)])
     canvas = crop_photograph(rng, sources.photographs, size)
-    digit_size = min(rng.uniform(0.35, 0.9) * size, size - 2 * _GLYPH_MARGIN - 1)
+    digit_size = min(rng.uniform(*CLASSIFICATION_DIGIT_SHARE) * size, size - 2 * _GLYPH_MARGIN - 1)
     glyph = _draw_glyph(rng, sources.digits[digit], digit_size)
     # Look for calm ground to write on, less and less choosy; the last limit lets any ground pass.
     for limit in (35, 45, 60, 80, 128):

@@ -12,7 +12,7 @@ from inline.errors import UserError
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 
 
-class CfgOptions(DictAction):  # type: ignore[misc]  # MMEngine is untyped
+class CfgOptions(DictAction):
     """``--cfg-options key=value …``, with a word that is no pair told as such."""
 
     def __call__(
@@ -31,7 +31,9 @@ class CfgOptions(DictAction):  # type: ignore[misc]  # MMEngine is untyped
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
     """Read a config file, override some of its settings, and check that it names a toolbox."""
     if not Path(path).is_file():
-        raise UserError(f'config {str(path)!r} does not exist: give the path of a file such as those in configs/')
+        raise UserError(
+            f'config {str(path)!r} does not exist: give the path of a file such as those in configs/'
+        )
     try:
         cfg = Config.fromfile(str(path))
     except (FileNotFoundError, KeyError, SyntaxError) as error:
@@ -54,7 +56,9 @@ def check_paths(cfg: Config, dataloaders: tuple[str, ...]) -> None:
         for dataset in _leaf_datasets((cfg.get(name) or {}).get('dataset')):
             for what, path in _dataset_paths(dataset):
                 if not path.exists():
-                    raise UserError(f'{what} {str(path)!r} of {name} does not exist: {_data_hint(path, name)}')
+                    raise UserError(
+                        f'{what} {str(path)!r} of {name} does not exist: {_data_hint(path, name)}'
+                    )
     for key, checkpoint in _checkpoints(cfg):
         check_checkpoint(checkpoint, key)
 

@@ -33,10 +33,12 @@ def start_gloo(launcher: str) -> None:
         os.environ.update(torchrun_environment(os.environ))
     elif launcher != 'pytorch':
         raise UserError(f'launcher {launcher!r} without a GPU: choose none, pytorch or slurm')
-    missing = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
+    missing = [
+        name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ
+    ]
     if missing:
         raise UserError(
-            f'--launcher {launcher} but {missing[0]} is not set: start through tools/dist_train.sh or torchrun'
+            f'--launcher {launcher} but {missing[0]} is not set: start with tools/dist_train.sh or torchrun'
         )
     dist.init_process_group('gloo')
 
@@ -53,7 +55,7 @@ def torchrun_environment(slurm: Any) -> dict[str, str]:
         }
     except KeyError as error:
         raise UserError(
-            f'--launcher slurm but {error.args[0]} is not set: start through tools/slurm_train.sh or srun'
+            f'--launcher slurm but {error.args[0]} is not set: start with tools/slurm_train.sh or srun'
         ) from error
 
 

@@ -16,7 +16,9 @@ from inline.errors import UserError
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that training and testing share."""
-    parser.add_argument('--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)')
+    parser.add_argument(
+        '--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)'
+    )
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -105,7 +107,7 @@ def scale_lr(cfg: Config) -> None:
 def drop_pretrained(model: ConfigDict) -> None:
     for part in [model, *model.values()]:
         if isinstance(part, dict) and (part.get('init_cfg') or {}).get('type') == 'Pretrained':
-            part.init_cfg = None
+            part['init_cfg'] = None
 
 
 def draw_predictions(cfg: Config, folder: str) -> None:

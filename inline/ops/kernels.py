@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inline.errors import UserError
 from inline.ops.masking import zero_masked
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -25,5 +26,5 @@ def apply_kernel(name: str, x: Tensor, key_mask: Tensor | None = None) -> Tensor
 
 def check_kernel(name: str) -> str:
     if name not in KERNELS:
-        raise ValueError(f'unknown kernel {name!r}: choose one of {", ".join(KERNELS)}')
+        raise UserError(f'unknown kernel {name!r}: choose one of {", ".join(KERNELS)}')
     return name

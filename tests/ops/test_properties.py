@@ -84,7 +84,9 @@ def test_inline_attention_by_hand() -> None:
 
     w = (2·1 − 2·2 + 1)/2, (2·3 − 2·2 + 1)/2 = −1/2, 3/2, so the output is −5 + 30 = 25.
     """
-    q, k, v = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in ([2.0], [1.0, 3.0], [10.0, 20.0]))
+    q, k, v = (
+        torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in ([2.0], [1.0, 3.0], [10.0, 20.0])
+    )
     assert inline_attention_weights(q, k).flatten().tolist() == [-0.5, 1.5]
     assert inline_attention(q, k, v).item() == pytest.approx(25)
 
@@ -118,7 +120,7 @@ def test_half_precision_stays_finite_over_many_keys(dtype: torch.dtype) -> None:
 
 def test_bad_arguments_say_what_is_allowed() -> None:
     q = randn(1, 1, 4, 2)
-    with pytest.raises(ValueError, match="unknown kernel 'cos'.*identity, relu, leaky_relu, exp"):
+    with pytest.raises(ValueError, match=r"unknown kernel 'cos'.*identity, relu, leaky_relu, exp"):
         inline_attention(q, q, q, kernel='cos')
     with pytest.raises(ValueError, match='5 tokens cannot hold a map of 2×3'):
         local_residual(randn(1, 5, 2), randn(1, 2, 9), (2, 3))

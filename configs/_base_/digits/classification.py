@@ -14,7 +14,12 @@ train_dataloader = dict(
         data_prefix='train',
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='RandomResizedCrop', scale=64, crop_ratio_range=(0.6, 1.0), aspect_ratio_range=(0.8, 1.25)),
+            dict(
+                type='RandomResizedCrop',
+                scale=64,
+                crop_ratio_range=(0.6, 1.0),
+                aspect_ratio_range=(0.8, 1.25),
+            ),
             dict(type='ColorJitter', brightness=0.3, contrast=0.3, saturation=0.3),
             dict(type='PackInputs'),
         ],

@@ -3,7 +3,9 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
     clip_grad=dict(max_norm=1.0),
-    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys=dict(position=dict(decay_mult=0.0))),
+    paramwise_cfg=dict(
+        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys=dict(position=dict(decay_mult=0.0))
+    ),
 )
 # Without an end the cosine runs to the last iteration.
 param_scheduler = [

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from inline.errors import UserError
 from inline.models.layers import tokens_to_map
 
 MIN_SIZE = 32
@@ -13,7 +14,9 @@ MIN_SIZE = 32
 class Stage(nn.Module):
     """Shrink the map, add positions if the family has them, run the blocks."""
 
-    def __init__(self, downsample: nn.Module, position: nn.Module | None, blocks: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, downsample: nn.Module, position: nn.Module | None, blocks: Sequence[nn.Module]
+    ) -> None:
         super().__init__()
         self.downsample = downsample
         self.position = position
@@ -71,7 +74,7 @@ class Pyramid(nn.Module):
     def parts(self) -> list[list[nn.Module]]:
         """The modules from the input on: what reads the image, then a list for each stage."""
         first = self.stages[0]
-        stem = [first.downsample, *([first.position] if first.position is not None else [])]
+        stem = [module for name, module in first.named_children() if name != 'blocks']
         return [stem, *[[stage] for stage in self.stages]]
 
     def _normalise(self, x: Tensor, stage: int) -> Tensor:
@@ -83,14 +86,14 @@ class Pyramid(nn.Module):
 def check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
     out_indices = tuple(out_indices)
     if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(num_stages))):
-        raise ValueError(f'out_indices {out_indices}: must be increasing stages out of 0..{num_stages - 1}')
+        raise UserError(f'out_indices {out_indices}: must be increasing stages out of 0..{num_stages - 1}')
     return out_indices
 
 
 def check_image_size(x: Tensor) -> None:
     height, width = x.shape[-2:]
     if height < MIN_SIZE or width < MIN_SIZE:
-        raise ValueError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
+        raise UserError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
 
 
 def init_weights(module: nn.Module) -> None:
@@ -105,5 +108,5 @@ def check_positive_size(img_size: int | Sequence[int]) -> tuple[int, int]:
     """``img_size`` as (H, W)."""
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
     if len(size) != 2 or min(size) < MIN_SIZE:
-        raise ValueError(f'img_size {img_size}: must be one size or (height, width), each at least {MIN_SIZE}')
+        raise UserError(f'img_size {img_size}: must be one size or (height, width), each at least {MIN_SIZE}')
     return size[0], size[1]

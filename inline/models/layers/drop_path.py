@@ -1,5 +1,6 @@
-import torch
 from torch import Tensor, nn
+
+from inline.errors import UserError
 
 
 class DropPath(nn.Module):
@@ -8,7 +9,7 @@ class DropPath(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         if not 0 <= rate < 1:
-            raise ValueError(f'drop path rate {rate}: must be at least 0 and below 1')
+            raise UserError(f'drop path rate {rate}: must be at least 0 and below 1')
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,5 +26,6 @@ class DropPath(nn.Module):
 
 def drop_path_rates(last: float, depths: tuple[int, ...]) -> list[list[float]]:
     """Rates that grow linearly from 0 at the first block to ``last`` at the last one, per stage."""
-    rates = iter(torch.linspace(0, last, sum(depths)).tolist())
+    steps = max(sum(depths) - 1, 1)
+    rates = iter(last * i / steps for i in range(sum(depths)))
     return [[next(rates) for _ in range(depth)] for depth in depths]

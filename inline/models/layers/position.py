@@ -30,11 +30,8 @@ def resize_table(table: Tensor, hw: tuple[int, int]) -> Tensor:
     return F.interpolate(table, size=hw, mode='bilinear', align_corners=False)
 
 
-def _resize_loaded(
-    module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any
-) -> None:
+def _resize_loaded(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     key = prefix + 'weight'
-    table, own = state_dict.get(key), module.weight
-    if table is not None and table.dim() == 4 and table.shape[1] == own.shape[1]:
-        height, width = own.shape[-2:]
-        state_dict[key] = resize_table(table, (height, width))
+    loaded, own = state_dict.get(key), module.get_parameter('weight')
+    if loaded is not None and loaded.dim() == 4 and loaded.shape[1] == own.shape[1]:
+        state_dict[key] = resize_table(loaded, (own.shape[2], own.shape[3]))

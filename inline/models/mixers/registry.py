@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from inline.errors import UserError
+
 MixerConfig = dict[str, Any]
 MixersConfig = MixerConfig | Sequence[MixerConfig | Sequence[MixerConfig]]
 
@@ -21,7 +23,7 @@ def register_mixer(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
 
     def register(cls: type[nn.Module]) -> type[nn.Module]:
         if name in MIXERS:
-            raise ValueError(f'mixer {name!r} is registered already, as {MIXERS[name].__qualname__}')
+            raise UserError(f'mixer {name!r} is registered already, as {MIXERS[name].__qualname__}')
         MIXERS[name] = cls
         return cls
 
@@ -33,13 +35,13 @@ def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> nn.Module:
     options = dict(config)
     name = options.pop('type', None)
     if name not in MIXERS:
-        raise ValueError(f'unknown mixer type {name!r}: choose one of {", ".join(sorted(MIXERS))}')
+        raise UserError(f'unknown mixer type {name!r}: choose one of {", ".join(sorted(MIXERS))}')
     if dim % num_heads:
-        raise ValueError(f'width {dim} is not divisible by {num_heads} heads')
+        raise UserError(f'width {dim} is not divisible by {num_heads} heads')
     known = [p for p in inspect.signature(MIXERS[name]).parameters if p not in ('dim', 'num_heads')]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ValueError(f'unknown option {unknown[0]!r} of mixer {name!r}: it takes {", ".join(known)}')
+        raise UserError(f'unknown option {unknown[0]!r} of mixer {name!r}: it takes {", ".join(known)}')
     return MIXERS[name](dim, num_heads, **options)
 
 
@@ -48,13 +50,20 @@ def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[Mixe
     if isinstance(mixers, dict):
         mixers = [mixers] * len(depths)
     if len(mixers) != len(depths):
-        raise ValueError(f'mixers has {len(mixers)} entries: one dict, or one entry for each of {len(depths)} stages')
-    return [_expand_stage(entry, depth, stage) for stage, (entry, depth) in enumerate(zip(mixers, depths, strict=True))]
+        raise UserError(
+            f'mixers has {len(mixers)} entries: one dict, or one entry for each of {len(depths)} stages'
+        )
+    return [
+        _expand_stage(entry, depth, stage)
+        for stage, (entry, depth) in enumerate(zip(mixers, depths, strict=True))
+    ]
 
 
 def _expand_stage(entry: MixerConfig | Sequence[MixerConfig], depth: int, stage: int) -> list[MixerConfig]:
     if isinstance(entry, dict):
         return [entry] * depth
     if len(entry) != depth:
-        raise ValueError(f'mixers[{stage}] has {len(entry)} entries: one dict, or one for each of {depth} blocks')
+        raise UserError(
+            f'mixers[{stage}] has {len(entry)} entries: one dict, or one for each of {depth} blocks'
+        )
     return list(entry)

@@ -1,6 +1,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inline.errors import UserError
 from inline.models.layers import PatchEmbed, tokens_to_map
 from inline.models.mixers.heads import merge_heads, split_heads
 from inline.models.mixers.registry import register_mixer
@@ -21,7 +22,7 @@ class SoftmaxMixer(nn.Module):
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True, sr_ratio: int = 1) -> None:
         super().__init__()
         if sr_ratio < 1:
-            raise ValueError(f'sr_ratio {sr_ratio}: must be at least 1')
+            raise UserError(f'sr_ratio {sr_ratio}: must be at least 1')
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.reduction = PatchEmbed(dim, dim, sr_ratio) if sr_ratio > 1 else None

@@ -1,0 +1,33 @@
+# Every target does its own set-up. VENV names the virtual environment, PYTHON the interpreter it is
+# made with.
+VENV ?= .venv
+PYTHON ?= python3
+export VENV PYTHON
+RUN := $(VENV)/bin/python
+
+.PHONY: help setup demo test lint format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup:  ## make or update the virtual environment
+	@tools/setup_env.sh
+
+demo: setup  ## train one InLine backbone for three tasks on digit scenes and write a report
+	$(RUN) tools/demo.py
+
+test: lint  ## formatter, linter, type checker and all tests
+	$(RUN) -m pytest
+
+lint: setup  ## formatter check, linter and type checker
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+format: setup  ## format the code and sort its imports
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+clean:  ## remove caches and build leftovers; the environment, data and work_dirs stay
+	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find inline tools tests configs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,195 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inline.errors import UserError
+from inline.models import InLinePVT
+from inline.models.backbones.pvt import ARCHS
+
+SMALL = {
+    'embed_dims': (16, 32, 40, 64),
+    'depths': (1, 1, 2, 1),
+    'num_heads': (2, 4, 5, 8),
+    'mlp_ratios': (4, 4, 2, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ('arch', 'millions'), [('tiny', 12.03), ('small', 21.56), ('medium', 37.62), ('large', 51.15)]
+)
+def test_parameters_with_a_linear_head_of_1000_classes(arch: str, millions: float) -> None:
+    with torch.device('meta'):
+        count = sum(p.numel() for p in InLinePVT(arch).parameters()) + 512 * 1000 + 1000
+    assert round(count / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize(('height', 'width'), [(32, 32), (33, 47), (64, 96), (130, 70), (32, 200)])
+def test_any_size_gives_strides_4_to_32_rounded_up(height: int, width: int) -> None:
+    model = InLinePVT(SMALL, img_size=64).eval()
+    outs = model(torch.randn(2, 3, height, width))
+    for i, out in enumerate(outs):
+        stride = 4 * 2**i
+        assert out.shape == (2, SMALL['embed_dims'][i], -(-height // stride), -(-width // stride))
+        assert out.isfinite().all()
+
+
+def test_images_of_a_batch_do_not_touch_each_other() -> None:
+    model = InLinePVT(SMALL, img_size=64).double().eval()
+    x = torch.randn(3, 3, 48, 64, dtype=torch.float64)
+    for together, alone in zip(model(x), model(x[1:2]), strict=True):
+        torch.testing.assert_close(together[1:2], alone, rtol=1e-10, atol=1e-10)
+
+
+def test_out_indices_choose_the_levels() -> None:
+    torch.manual_seed(0)
+    every = InLinePVT(SMALL, img_size=64).eval()
+    some = InLinePVT(SMALL, img_size=64, out_indices=(1, 3)).eval()
+    some.load_state_dict(every.state_dict())
+    x = torch.randn(1, 3, 64, 64)
+    for left, right in zip(some(x), (every(x)[1], every(x)[3]), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_out_norm_normalises_each_level() -> None:
+    model = InLinePVT(SMALL, img_size=64, out_norm=True).eval()
+    for out in model(torch.randn(2, 3, 64, 64)):
+        assert out.mean(dim=1).abs().max() < 1e-4
+        torch.testing.assert_close(
+            out.var(dim=1, unbiased=False), torch.ones_like(out[:, 0]), rtol=0, atol=1e-2
+        )
+
+
+def test_gradient_checkpointing_gives_the_same_outputs_and_gradients() -> None:
+    results = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        model = InLinePVT(SMALL, img_size=64, drop_path_rate=0.3, with_cp=with_cp).double().train()
+        x = torch.randn(2, 3, 48, 64, dtype=torch.float64)
+        torch.manual_seed(1)
+        loss = sum(out.square().mean() for out in model(x))
+        loss.backward()
+        results.append((loss, [p.grad for p in model.parameters()]))
+    (plain, plain_gradients), (saved, saved_gradients) = results
+    torch.testing.assert_close(plain, saved)
+    for left, right in zip(plain_gradients, saved_gradients, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+def test_drop_path_grows_linearly_and_rests_in_evaluation() -> None:
+    model = InLinePVT(SMALL, img_size=64, drop_path_rate=0.4)
+    rates = [block.drop_path.rate for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    x = torch.randn(4, 3, 64, 64)
+    model.eval()
+    assert torch.equal(model(x)[-1], model(x)[-1])
+    model.train()
+    assert not torch.equal(model(x)[-1], model(x)[-1])
+
+
+def test_positions_of_another_resolution_load_resized() -> None:
+    small, large = InLinePVT(SMALL, img_size=64), InLinePVT(SMALL, img_size=(96, 128))
+    with torch.no_grad():
+        for stage in small.stages:
+            stage.position.weight.fill_(0.5)
+    large.load_state_dict(small.state_dict())
+    for i, stage in enumerate(large.stages):
+        assert stage.position.weight.shape[-2:] == (-(-96 // (4 * 2**i)), -(-128 // (4 * 2**i)))
+        assert (stage.position.weight == 0.5).all()
+
+
+@pytest.mark.parametrize('name', ['pvt', 'pvt_mixed'])
+def test_stages_and_logits_agree_with_the_authors_code(name: str) -> None:
+    golden = np.load(Path(__file__).parents[1] / 'data' / 'golden' / f'{name}.npz')
+    meta = json.loads(bytes(golden['meta']))
+    softmax = [{'type': 'Softmax', 'sr_ratio': ratio} for ratio in meta.get('sr_ratios', (8, 4, 2, 1))]
+    mixers = [{'type': 'InLine'} if kind == 'I' else softmax[i] for i, kind in enumerate(meta['attn_type'])]
+    arch = {key: meta[key] for key in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}
+    model = InLinePVT(arch, img_size=meta['img_size'], mixers=mixers).double().eval()
+    weights = {key[2:]: torch.from_numpy(golden[key]).double() for key in golden if key.startswith('w/')}
+    model.load_state_dict(_rename(weights, model.state_dict()))
+    with torch.no_grad():
+        outs = model(torch.from_numpy(golden['x']).double())
+    for i, out in enumerate(outs, start=1):
+        expected = torch.from_numpy(golden[f'y/stage{i}'])
+        torch.testing.assert_close(out.flatten(2).transpose(1, 2), expected, rtol=0, atol=1e-9)
+    logits = outs[-1].mean(dim=(2, 3)) @ weights['head.weight'].T + weights['head.bias']
+    torch.testing.assert_close(logits, torch.from_numpy(golden['y/logits']), rtol=0, atol=1e-9)
+
+
+def _rename(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' PVT weights under our keys."""
+    renamed = {}
+    for key, own in ours.items():
+        _, stage, part, *rest = key.split('.')
+        number, tail = int(stage) + 1, '.'.join(rest)
+        if part == 'position':
+            renamed[key] = theirs[f'pos_embed{number}'].transpose(1, 2).reshape(own.shape)
+        elif part == 'downsample':
+            renamed[key] = theirs[f'patch_embed{number}.{tail}']
+        else:
+            name = f'block{number}.{tail}'.replace('mixer.', 'attn.')
+            for new, old in (('residual.fc1', 'residual.0'), ('residual.fc2', 'residual.2'),
+                             ('reduction.proj', 'sr'), ('reduction.norm', 'norm')):  # fmt: skip
+                name = name.replace(new, old)
+            if '.qkv.' in name:
+                parts = [theirs[name.replace('.qkv.', f'.{which}.')] for which in ('q', 'kv')]
+                renamed[key] = torch.cat(parts)
+            else:
+                renamed[key] = theirs[name]
+    return renamed
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'arch': 'huge'}, "unknown arch 'huge': choose one of tiny, small, medium, large"),
+        ({'arch': {**SMALL, 'width': 3}}, "unknown key 'width' in arch"),
+        ({'arch': {'depths': (1,)}}, 'arch lacks embed_dims, num_heads, mlp_ratios'),
+        ({'arch': {**SMALL, 'depths': (1, 1)}}, 'number of stages differs: embed_dims 4, depths 2'),
+        ({'arch': {**SMALL, 'num_heads': (3, 4, 5, 8)}}, 'width 16 is not divisible by 3 heads'),
+        ({'out_indices': (0, 4)}, r'out_indices \(0, 4\): must be increasing stages out of 0..3'),
+        ({'out_indices': (2, 1)}, r'out_indices \(2, 1\)'),
+        ({'img_size': 16}, 'img_size 16: .* at least 32'),
+        ({'drop_path_rate': 1.0}, 'drop path rate 1.0'),
+        ({'mixers': [{'type': 'InLine'}] * 3}, 'mixers has 3 entries: .* each of 4 stages'),
+        (
+            {'mixers': [{'type': 'InLine'}, [], {'type': 'InLine'}, {'type': 'InLine'}]},
+            r'mixers\[1\] has 0 entries',
+        ),
+        ({'mixers': {'type': 'Cosine'}}, "unknown mixer type 'Cosine': choose one of InLine, Softmax"),
+        ({'mixers': {'type': 'InLine', 'window': 7}}, "unknown option 'window' of mixer 'InLine'"),
+        ({'mixers': {'type': 'InLine', 'kernel': 'cos'}}, "unknown kernel 'cos'"),
+        ({'mixers': {'type': 'Softmax', 'sr_ratio': 0}}, 'sr_ratio 0: must be at least 1'),
+    ],
+)
+def test_bad_arguments_say_the_value_and_what_is_allowed(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        InLinePVT(**{'arch': SMALL, 'img_size': 64, **options})
+
+
+def test_an_image_under_32_pixels_is_refused() -> None:
+    with pytest.raises(UserError, match='image of 31×64 pixels: each side must be at least 32'):
+        InLinePVT(SMALL, img_size=64)(torch.randn(1, 3, 31, 64))
+
+
+def test_mixers_can_differ_by_block() -> None:
+    blocks = [{'type': 'InLine', 'kernel': 'relu'}, {'type': 'Softmax'}]
+    model = InLinePVT(
+        SMALL, img_size=64, mixers=[{'type': 'InLine'}, {'type': 'InLine'}, blocks, {'type': 'Softmax'}]
+    )
+    names = [[type(block.mixer).__name__ for block in stage.blocks] for stage in model.stages]
+    assert names == [['InLineMixer'], ['InLineMixer'], ['InLineMixer', 'SoftmaxMixer'], ['SoftmaxMixer']]
+    assert model.stages[2].blocks[0].mixer.kernel == 'relu'
+
+
+def test_the_size_table_is_the_papers() -> None:
+    assert [arch.depths for arch in ARCHS.values()] == [
+        (2, 2, 2, 2),
+        (3, 4, 6, 3),
+        (3, 4, 18, 3),
+        (3, 8, 27, 3),
+    ]
