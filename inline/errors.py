@@ -1,5 +1,6 @@
 """Mistakes of the user, told in one line instead of a traceback."""
 
+import argparse
 import os
 import re
 import sys
@@ -13,6 +14,13 @@ _BUILD_PREFIX = re.compile(r'^(class `\w+` in [\w/.]+: )+')
 
 class UserError(ValueError):
     """Something the user can put right: the message names the value and what is allowed."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a mistake on the command line as a :class:`UserError`, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
 
 
 @contextmanager

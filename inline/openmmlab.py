@@ -28,7 +28,7 @@ class ToolboxBackbone(BaseModule):
 
     def __init__(
         self,
-        *args: Any,
+        *,
         frozen_stages: int = -1,
         autocast: str | None = None,
         init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
@@ -38,7 +38,7 @@ class ToolboxBackbone(BaseModule):
             raise UserError(f'autocast {autocast!r}: choose one of {", ".join(AUTOCAST_DTYPES)}, or None')
         # BaseModule's constructor goes on to the plain backbone's through the method resolution order
         # only without arguments, so the two are called one by one.
-        super(BaseModule, self).__init__(*args, **backbone_options)
+        super(BaseModule, self).__init__(**backbone_options)
         self._is_init = False
         self.init_cfg = init_cfg
         self.autocast = autocast

@@ -1,24 +1,17 @@
+#!/usr/bin/env python
 """Write the digit scenes: real handwriting on real photographs, made of files inside installed wheels."""
 
 import argparse
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
 
 import cv2
 from tqdm import tqdm
 
 from inline.datasets.digit_contact_sheet import contact_sheet
 from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
-from inline.errors import UserError, exit_on_user_error
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a mistake in one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,14 +40,12 @@ def main() -> None:
     options = DigitScenesOptions(
         **{option.name: getattr(args, option.name) for option in fields(DigitScenesOptions)}
     )
-    # The images are too small for OpenCV's threads to pay.
-    cv2.setNumThreads(1)
     start = time.perf_counter()
     written = write_digit_scenes(
         args.out,
         options,
         overwrite=args.overwrite,
-        progress=lambda jobs: tqdm(jobs, desc='digit scenes', unit='image'),
+        progress=lambda drawn, total: tqdm(drawn, total=total, desc='digit scenes', unit='image'),
     )
     if written:
         print(

@@ -1,17 +1,15 @@
 #!/usr/bin/env python
 """Test a checkpoint with the evaluators of its config. Which toolbox tests it, the config says."""
 
-import argparse
-
 from inline.compat import prepare
-from inline.errors import exit_on_user_error
+from inline.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
     prepare()
     from inline.engine.launch import add_common_arguments, test
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--out', metavar='FILE.pkl', help='write all predictions to this file')

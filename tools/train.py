@@ -1,17 +1,15 @@
 #!/usr/bin/env python
 """Train the model of a config. Which toolbox trains it, the config says."""
 
-import argparse
-
 from inline.compat import prepare
-from inline.errors import exit_on_user_error
+from inline.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
     prepare()
     from inline.engine.launch import add_common_arguments, train
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
     parser.add_argument(
         '--resume',
@@ -19,6 +17,9 @@ def main() -> None:
         const='auto',
         metavar='CHECKPOINT',
         help='go on from a checkpoint; without a path, from the last one in the work directory',
+    )
+    parser.add_argument(
+        '--pretrained', metavar='CHECKPOINT', help='start the backbone from the weights in this checkpoint'
     )
     parser.add_argument(
         '--amp', action='store_true', help='mixed precision (bfloat16 in the backbone on a CPU)'

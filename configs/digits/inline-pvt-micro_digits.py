@@ -11,4 +11,4 @@ model = dict(
         topk=(1,),
     ),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=1600, val_interval=400)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=2400, val_interval=400)

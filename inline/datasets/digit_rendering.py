@@ -15,7 +15,7 @@ FIRST_DIGIT_LABEL = 2
 # No digit is covered by later ones by more than this share of its ink.
 MAX_HIDDEN = 0.4
 # The least difference in luminance (of 255) between ink and the mean of what lies around it.
-MIN_CONTRAST = 60.0
+MIN_CONTRAST = 80.0
 
 # Longer side of the digit of a classification image, as a share of the image's side.
 CLASSIFICATION_DIGIT_SHARE = (0.5, 0.95)

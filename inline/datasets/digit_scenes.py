@@ -5,9 +5,11 @@ same options give the same bytes. See :func:`write_digit_scenes` for the layout.
 """
 
 import json
+import multiprocessing
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
-from inline.datasets.digit_rendering import Scene, render_classification, render_scene
+from inline.datasets.digit_rendering import DigitInstance, Scene, render_classification, render_scene
 from inline.datasets.digit_sources import NUM_CLASSES, SPLITS, DigitSources, Split, load_sources
 from inline.errors import UserError
 
@@ -47,7 +49,7 @@ class DigitScenesOptions:
 
     seed: int = _option(0, 0, 2**32 - 1, 'decides the digits of each split and every image')
     classification_size: int = _option(64, 32, 1024, 'side of a classification image in pixels')
-    num_classification_train: int = _option(10_000, 10, 999_999, 'classification images to train on')
+    num_classification_train: int = _option(20_000, 10, 999_999, 'classification images to train on')
     num_classification_val: int = _option(1_000, 10, 999_999, 'classification images to validate on')
     scene_size: int = _option(128, 32, 2048, 'side of a scene in pixels')
     num_scenes_train: int = _option(1_500, 1, 999_999, 'scenes to train on')
@@ -83,12 +85,16 @@ class Job:
     index: int
 
 
+Annotation = dict[str, Any]
+Drawn = tuple[Job, list[Annotation]]
+
+
 def write_digit_scenes(
     out: str | Path,
     options: DigitScenesOptions,
     *,
     overwrite: bool = False,
-    progress: Callable[[Sequence[Job]], Iterable[Job]] = iter,
+    progress: Callable[[Iterable[Drawn], int], Iterable[Drawn]] = lambda drawn, _: drawn,
 ) -> bool:
     """Write the whole data set into the folder `out`; False if it was there already.
 
@@ -100,7 +106,7 @@ def write_digit_scenes(
 
     It is written into a sibling folder that takes the name `out` only when whole, so an interrupted run
     leaves `out` as it was. `overwrite` replaces an earlier set, never a folder with other files in it.
-    `progress` wraps the images to draw, as tqdm does.
+    `progress` wraps the images as they are drawn and is told how many there will be, as tqdm is.
     """
     out = Path(out).resolve()
     if not overwrite and _holds(out, options):
@@ -116,11 +122,10 @@ def write_digit_scenes(
 
     sources = load_sources(options.seed)
     coco = {split: _empty_coco(options) for split in SPLITS}
-    for job in progress(_jobs(options)):
-        if job.kind == 'classification':
-            _write_classification(partial, sources, options, job)
-        else:
-            _write_scene(partial, sources, options, job, coco[job.split])
+    jobs = _jobs(options)
+    for job, annotations in progress(_draw_all(partial, sources, options, jobs), len(jobs)):
+        if job.kind == 'scene':
+            _add_to_coco(coco[job.split], job, options, annotations)
     for split in SPLITS:
         _write_json(partial / f'instances_{split}.json', coco[split])
     _write_json(partial / 'meta.json', _meta(options, sources, coco))
@@ -187,39 +192,82 @@ def _jobs(options: DigitScenesOptions) -> list[Job]:
     ]
 
 
-def _write_classification(folder: Path, sources: DigitSources, options: DigitScenesOptions, job: Job) -> None:
+def _draw_all(
+    folder: Path, sources: DigitSources, options: DigitScenesOptions, jobs: list[Job]
+) -> Iterator[Drawn]:
+    """Draw and write all images, on all cores, in the order of the jobs."""
+    global _task
+    _task = (folder, sources, options)
+    # Forked processes share the photographs, and the small images are too small for OpenCV's threads.
+    threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        with multiprocessing.get_context('fork').Pool(os.cpu_count()) as pool:
+            yield from pool.imap(_draw, jobs, chunksize=32)
+    finally:
+        cv2.setNumThreads(threads)
+        _task = None
+
+
+_task: tuple[Path, DigitSources, DigitScenesOptions] | None = None
+
+
+def _draw(job: Job) -> Drawn:
+    assert _task is not None
+    write = _write_classification if job.kind == 'classification' else _write_scene
+    return job, write(*_task, job)
+
+
+def _write_classification(
+    folder: Path, sources: DigitSources, options: DigitScenesOptions, job: Job
+) -> list[Annotation]:
     drawn = render_classification(
         sources, seed=options.seed, split=job.split, index=job.index, size=options.classification_size
     )
     name = f'{job.index:06d}_digit{drawn.digit:04d}.jpg'
     _write_image(folder / 'classification' / job.split / str(drawn.label) / name, drawn.image)
+    return []
 
 
 def _write_scene(
-    folder: Path, sources: DigitSources, options: DigitScenesOptions, job: Job, coco: dict[str, Any]
-) -> None:
+    folder: Path, sources: DigitSources, options: DigitScenesOptions, job: Job
+) -> list[Annotation]:
     scene = scene_of(sources, options, job.split, job.index)
-    name = f'scene_{job.index:06d}'
-    _write_image(folder / 'images' / SPLIT_FOLDERS[job.split] / f'{name}.jpg', scene.image)
-    _write_image(folder / 'annotations' / SPLIT_FOLDERS[job.split] / f'{name}.png', scene.label_map)
+    _write_image(folder / 'images' / SPLIT_FOLDERS[job.split] / f'{_scene_name(job)}.jpg', scene.image)
+    _write_image(
+        folder / 'annotations' / SPLIT_FOLDERS[job.split] / f'{_scene_name(job)}.png', scene.label_map
+    )
+    return [_annotate(instance) for instance in scene.instances]
+
+
+def _scene_name(job: Job) -> str:
+    return f'scene_{job.index:06d}'
+
+
+def _annotate(instance: DigitInstance) -> Annotation:
+    """COCO's description of a digit, its ids left out."""
+    rle = coco_mask.encode(np.asfortranarray(instance.mask, dtype=np.uint8))
+    return {
+        'category_id': instance.label + 1,
+        'segmentation': {'size': rle['size'], 'counts': rle['counts'].decode('ascii')},
+        'bbox': coco_mask.toBbox(rle).tolist(),
+        'area': int(coco_mask.area(rle)),
+        'iscrowd': 0,
+        'digit': instance.digit,
+        'visible': round(instance.visible, 4),
+    }
+
+
+def _add_to_coco(
+    coco: dict[str, Any], job: Job, options: DigitScenesOptions, annotations: list[Annotation]
+) -> None:
     image_id = _FIRST_IMAGE_ID[job.split] + job.index
     size = options.scene_size
-    coco['images'].append({'id': image_id, 'file_name': f'{name}.jpg', 'width': size, 'height': size})
-    for instance in scene.instances:
-        rle = coco_mask.encode(np.asfortranarray(instance.mask, dtype=np.uint8))
-        coco['annotations'].append(
-            {
-                'id': len(coco['annotations']) + 1,
-                'image_id': image_id,
-                'category_id': instance.label + 1,
-                'segmentation': {'size': rle['size'], 'counts': rle['counts'].decode('ascii')},
-                'bbox': coco_mask.toBbox(rle).tolist(),
-                'area': int(coco_mask.area(rle)),
-                'iscrowd': 0,
-                'digit': instance.digit,
-                'visible': round(instance.visible, 4),
-            }
-        )
+    coco['images'].append(
+        {'id': image_id, 'file_name': f'{_scene_name(job)}.jpg', 'width': size, 'height': size}
+    )
+    for annotation in annotations:
+        coco['annotations'].append({'id': len(coco['annotations']) + 1, 'image_id': image_id, **annotation})
 
 
 def _empty_coco(options: DigitScenesOptions) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _jitter_colours(rng: np.random.Generator, image: NDArray[np.float32]) -> NDA
     """Change saturation, contrast, white balance and brightness, all in one linear map of the channels."""
     saturation, brightness = rng.uniform(0.4, 1.3), rng.uniform(-20, 20)
     # Contrast is only ever reduced: the background must not drown the digits.
-    contrast = rng.uniform(0.45, 1.0)
+    contrast = rng.uniform(0.3, 0.8)
     gain = rng.uniform(0.8, 1.2, size=3)
     matrix = gain[:, None] * contrast * (saturation * np.eye(3) + (1 - saturation) / 3)
     offset = gain * (1 - contrast) * np.array(cv2.mean(image)[:3]) + brightness

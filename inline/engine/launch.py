@@ -53,6 +53,10 @@ def train(args: argparse.Namespace) -> None:
     cfg = read_config(args)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    if args.pretrained is not None:
+        cfg.model.backbone.init_cfg = ConfigDict(
+            type='Pretrained', checkpoint=args.pretrained, prefix='backbone.'
+        )
     if args.amp:
         use_amp(cfg)
     if args.auto_scale_lr:

@@ -1,12 +1,10 @@
 """The digit scenes: reproducible, honest splits, and annotations that agree with each other."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -21,12 +19,13 @@ from inline.datasets.digit_contact_sheet import contact_sheet
 from inline.datasets.digit_scenes import (
     SPLIT_FOLDERS,
     DigitScenesOptions,
-    Job,
+    Drawn,
     scene_of,
     write_digit_scenes,
 )
 from inline.datasets.digit_sources import SPLITS, DigitSources, Split, load_photographs, load_sources
 from inline.errors import UserError
+from tests.conftest import run_tool
 
 REPO = Path(__file__).parents[2]
 TINY = DigitScenesOptions(
@@ -58,15 +57,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def run_tool(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(REPO / 'tools' / 'make_digit_scenes.py'), *flags]
-    env = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-
-
-def interrupt_after(count: int) -> Callable[[Sequence[Job]], Iterator[Job]]:
-    def progress(jobs: Sequence[Job]) -> Iterator[Job]:
-        yield from jobs[:count]
+def interrupt_after(count: int) -> Callable[[Iterable[Drawn], int], Iterator[Drawn]]:
+    def progress(drawn: Iterable[Drawn], total: int) -> Iterator[Drawn]:
+        assert total > count
+        yield from islice(drawn, count)
         raise KeyboardInterrupt
 
     return progress
@@ -233,8 +227,8 @@ def test_an_interrupted_overwrite_leaves_the_old_set_whole(tmp_path: Path) -> No
 
 
 def test_a_whole_set_is_left_alone_and_draws_nothing(tiny: Path) -> None:
-    def forbidden(jobs: Sequence[Job]) -> Iterable[Job]:
-        raise AssertionError(f'{len(jobs)} images would be drawn')
+    def forbidden(_: Iterable[Drawn], total: int) -> Iterable[Drawn]:
+        raise AssertionError(f'{total} images would be drawn')
 
     times = {path: path.stat().st_mtime_ns for path in tiny.rglob('*')}
     assert not write_digit_scenes(tiny, TINY, progress=forbidden)
@@ -334,13 +328,15 @@ def test_the_contact_sheet_has_the_promised_width() -> None:
 
 def test_the_tool_writes_then_says_that_nothing_is_to_do(tiny: Path, tmp_path: Path) -> None:
     out, sheet = tmp_path / 'digit_scenes', tmp_path / 'sheet.jpg'
-    first = run_tool('--out', str(out), '--contact-sheet', str(sheet), *TINY_FLAGS)
+    first = run_tool(
+        'tools/make_digit_scenes.py', '--out', str(out), '--contact-sheet', str(sheet), *TINY_FLAGS
+    )
     assert first.returncode == 0, first.stderr
     assert '40 + 20 classification images and 8 + 5 scenes' in first.stdout
     assert cv2.imread(str(sheet)) is not None
     assert 'WARN' not in first.stderr, 'OpenCV warns about parameters of another format'
     assert contents(out) == contents(tiny)
-    again = run_tool('--out', str(out), *TINY_FLAGS)
+    again = run_tool('tools/make_digit_scenes.py', '--out', str(out), *TINY_FLAGS)
     assert again.returncode == 0
     assert 'nothing to do' in again.stdout
 
@@ -356,7 +352,7 @@ def test_the_tool_writes_then_says_that_nothing_is_to_do(tiny: Path, tmp_path: P
     ],
 )
 def test_the_tool_reports_a_mistake_in_one_line(flags: list[str], expected: str) -> None:
-    run = run_tool(*flags)
+    run = run_tool('tools/make_digit_scenes.py', *flags)
     assert run.returncode == 2
     assert run.stdout == ''
     assert run.stderr.startswith('error: ')

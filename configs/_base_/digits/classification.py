@@ -17,8 +17,8 @@ train_dataloader = dict(
             dict(
                 type='RandomResizedCrop',
                 scale=64,
-                crop_ratio_range=(0.6, 1.0),
-                aspect_ratio_range=(0.8, 1.25),
+                crop_ratio_range=(0.75, 1.0),
+                aspect_ratio_range=(0.85, 1.18),
             ),
             dict(type='ColorJitter', brightness=0.3, contrast=0.3, saturation=0.3),
             dict(type='PackInputs'),
@@ -45,3 +45,7 @@ test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)
+default_hooks = dict(
+    logger=dict(type='LoggerHook', interval=20, log_metric_by_epoch=False),
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
+)

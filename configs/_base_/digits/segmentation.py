@@ -50,3 +50,7 @@ test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)
+default_hooks = dict(
+    logger=dict(type='LoggerHook', interval=20, log_metric_by_epoch=False),
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
+)

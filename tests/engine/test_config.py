@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from inline.engine.config import check_paths, load_config
+from inline.errors import UserError
+from tests.conftest import ROOT
+
+DIGITS = sorted((ROOT / 'configs' / 'digits').glob('*.py'))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize('path', DIGITS, ids=lambda path: path.stem)
+def test_every_digits_config_loads_and_names_our_backbone(path: Path) -> None:
+    cfg = load_config(path)
+    assert cfg.model.backbone.type == 'inline.InLinePVT'
+    assert cfg.train_dataloader.dataset.data_root.startswith('data/digit_scenes')
+    assert {backend.type for backend in cfg.visualizer.vis_backends} == {
+        'LocalVisBackend',
+        'TensorboardVisBackend',
+    }
+    assert len(path.read_text().splitlines()) <= 45
+
+
+def test_options_override_settings() -> None:
+    cfg = load_config(DIGITS[0], {'train_dataloader.batch_size': 3, 'optim_wrapper.optimizer.lr': 0.5})
+    assert cfg.train_dataloader.batch_size == 3
+    assert cfg.optim_wrapper.optimizer.lr == 0.5
+
+
+def test_bad_configs_are_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config 'nowhere\.py' does not exist"):
+        load_config('nowhere.py')
+    with pytest.raises(UserError, match='cannot be read'):
+        load_config(write(tmp_path / 'broken.py', 'model = dict('))
+    with pytest.raises(UserError, match='cannot be read'):
+        load_config(write(tmp_path / 'orphan.py', "_base_ = './missing.py'"))
+    with pytest.raises(UserError, match=r'default_scope None: .* one of mmpretrain, mmdet, mmseg'):
+        load_config(write(tmp_path / 'nobody.py', 'model = dict()'))
+    with pytest.raises(UserError, match='--cfg-options do not fit'):
+        load_config(DIGITS[0], {'param_scheduler.7.end': 3})
+
+
+def test_missing_data_and_weights_are_found_before_anything_is_built(tmp_path: Path) -> None:
+    cfg = load_config(ROOT / 'configs' / 'digits' / 'mask-rcnn_inline-pvt-micro_digits.py')
+    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'digit_scenes')
+    with pytest.raises(
+        UserError, match=r"digit_scenes' of train_dataloader does not exist: .*make_digit_scenes"
+    ):
+        check_paths(cfg, ('train_dataloader',))
+    (tmp_path / 'digit_scenes').mkdir()
+    with pytest.raises(UserError, match=r'annotation file .*instances_train\.json'):
+        check_paths(cfg, ('train_dataloader',))
+    cfg.train_dataloader.dataset = {
+        'type': 'RepeatDataset',
+        'times': 2,
+        'dataset': cfg.train_dataloader.dataset,
+    }
+    with pytest.raises(UserError, match=r'annotation file .*instances_train\.json'):
+        check_paths(cfg, ('train_dataloader',))
+    cfg.model.backbone.init_cfg = {'type': 'Pretrained', 'checkpoint': 'no.pth'}
+    with pytest.raises(UserError, match=r"model\.backbone\.init_cfg\.checkpoint 'no\.pth' does not exist"):
+        check_paths(cfg, ())
+    cfg.model.backbone.init_cfg.checkpoint = 'https://example.org/weights.pth'
+    cfg.load_from = 'gone.pth'
+    with pytest.raises(UserError, match=r"load_from 'gone\.pth' does not exist"):
+        check_paths(cfg, ())

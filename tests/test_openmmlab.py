@@ -1,0 +1,127 @@
+"""The thin layer: one registration that every toolbox finds, frozen stages, reduced precision, weights."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.registry import MODELS as ROOT_MODELS
+
+from inline import models
+from inline.errors import UserError
+from inline.openmmlab import InLinePVT
+
+SMALL = {
+    'embed_dims': (16, 32, 40, 64),
+    'depths': (1, 1, 2, 1),
+    'num_heads': (2, 4, 5, 8),
+    'mlp_ratios': (4, 4, 2, 2),
+}
+
+
+def build(**options: object) -> InLinePVT:
+    return InLinePVT(arch=SMALL, img_size=64, **options)
+
+
+@pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
+def test_the_type_resolves_from_each_toolbox_without_custom_imports(toolbox: str) -> None:
+    """In a fresh process, so that nothing has imported inline.registry before."""
+    code = f"""
+from inline.compat import prepare; prepare()
+import sys
+from {toolbox}.registry import MODELS
+assert 'inline.openmmlab' not in sys.modules
+model = MODELS.build(dict(type='inline.InLinePVT', arch='tiny'))
+print(type(model).__module__, type(model).__name__)
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == ['inline.openmmlab', 'InLinePVT']
+
+
+def test_ops_and_models_need_no_openmmlab() -> None:
+    code = """
+import sys
+import inline
+assert 'torch' not in sys.modules, 'import inline is not light'
+for name in ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg'):
+    sys.modules[name] = None  # importing it raises ImportError
+import torch, inline.ops, inline.models
+print([tuple(out.shape) for out in inline.models.InLinePVT('tiny')(torch.randn(1, 3, 64, 96))])
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '[(1, 64, 16, 24), (1, 128, 8, 12), (1, 320, 4, 6), (1, 512, 2, 3)]'
+
+
+def test_it_computes_what_the_plain_backbone_computes() -> None:
+    toolbox, plain = build().eval(), models.InLinePVT(SMALL, img_size=64).eval()
+    plain.load_state_dict(toolbox.state_dict())
+    x = torch.randn(2, 3, 64, 48)
+    for left, right in zip(toolbox(x), plain(x), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ('frozen_stages', 'frozen'),
+    [(-1, []), (0, ['stages.0.downsample', 'stages.0.position']), (2, ['stages.0', 'stages.1'])],
+)
+def test_frozen_stages_take_no_gradient_and_stay_in_evaluation_mode(
+    frozen_stages: int, frozen: list[str]
+) -> None:
+    model = build(frozen_stages=frozen_stages, drop_path_rate=0.2)
+    model.train()
+    prefixes = tuple(f'{name}.' for name in frozen)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad != (name.startswith(prefixes) if prefixes else False), name
+    for name, module in model.named_modules():
+        if name:
+            assert module.training != (f'{name}.'.startswith(prefixes) if prefixes else False), name
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    sum(out.square().mean() for out in model(torch.randn(2, 3, 64, 64))).backward()
+    optimizer.step()
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed
+    assert not [name for name in changed if prefixes and name.startswith(prefixes)]
+
+
+def test_autocast_computes_in_bfloat16_and_returns_float32() -> None:
+    torch.manual_seed(0)
+    exact, reduced = build(), build(autocast='bfloat16')
+    reduced.load_state_dict(exact.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    for left, right in zip(reduced.train()(x), exact.train()(x), strict=True):
+        assert left.dtype == torch.float32
+        assert not torch.equal(left, right)
+        assert (left - right).norm() < 0.05 * right.norm()
+    for left, right in zip(reduced.eval()(x), exact.eval()(x), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_init_cfg_loads_the_backbone_out_of_a_whole_model(tmp_path: Path) -> None:
+    source = build()
+    state = {f'backbone.{key}': value for key, value in source.state_dict().items()}
+    torch.save({'state_dict': {**state, 'head.fc.weight': torch.zeros(3)}}, tmp_path / 'model.pth')
+    pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'model.pth'), 'prefix': 'backbone.'}
+    target = ROOT_MODELS.build(
+        {'type': 'inline.InLinePVT', 'arch': SMALL, 'img_size': 96, 'init_cfg': pretrained}
+    )
+    target.init_weights()
+    own = dict(source.named_parameters())
+    for name, parameter in target.named_parameters():
+        if '.position.' in name:
+            assert parameter.shape[-1] > own[name].shape[-1]
+        else:
+            assert torch.equal(parameter, own[name]), name
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'frozen_stages': 5}, r'frozen_stages 5: must be from -1 \(none\) to 4 \(all\)'),
+        ({'autocast': 'int8'}, "autocast 'int8': choose one of bfloat16, float16"),
+    ],
+)
+def test_bad_arguments(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(**options)
