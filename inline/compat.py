@@ -3,6 +3,9 @@ toolbox is imported or a config is read."""
 
 import torch
 
+# Kept here because torch forgets the schemas of a library that nothing refers to.
+_library: torch.library.Library | None = None
+
 
 def prepare() -> None:
     _import_torchvision()
@@ -21,14 +24,11 @@ def _import_torchvision() -> None:
     except RuntimeError as error:
         if 'torchvision::nms' not in str(error):
             raise
-        global _library  # torch forgets the schemas when the library object goes
+        global _library
         _library = torch.library.Library('torchvision', 'DEF')
         _library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
         _library.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
         import torchvision  # noqa: F401
-
-
-_library: torch.library.Library | None = None
 
 
 def _name_mmseg() -> None:

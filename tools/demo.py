@@ -20,11 +20,13 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from tqdm import tqdm
+
 from inline.compat import prepare
 from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
 from inline.engine.config import load_config
 from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.report import collect_results, format_table, write_report
+from inline.report import collect_results, compare_detection, format_table, write_csv, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / 'configs' / 'digits'
@@ -70,13 +72,17 @@ def main() -> None:
     results = collect_results(args.work_dir)
     page = args.work_dir / 'report.html'
     write_report(results, page, describe_machine())
-    print(f'\n{format_table(results)}\n\nreport: {page} (took {clock(time.monotonic() - started)})')
+    write_csv(results, args.work_dir / 'results.csv')
+    print(f'\n{format_table(results)}\n\n{compare_detection(results)}')
+    print(f'report: {page} (took {clock(time.monotonic() - started)})')
 
 
 def make_data() -> None:
-    options = DigitScenesOptions()
-    print(f'digit scenes in {DATA}: drawing them takes about half a minute', flush=True)
-    write_digit_scenes(DATA, options)
+    write_digit_scenes(
+        DATA,
+        DigitScenesOptions(),
+        progress=lambda drawn, total: tqdm(drawn, total=total, desc='digit scenes', unit='image'),
+    )
 
 
 def run_side_by_side(runs: Sequence[Run], work_dir: Path) -> None:

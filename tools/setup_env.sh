@@ -16,16 +16,22 @@ fail() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
 is_done() { [ "$(cat "$stamps/$1" 2>/dev/null)" = "$2" ]; }
 mark_done() { mkdir -p "$stamps" && printf '%s\n' "$2" > "$stamps/$1"; }
 
-# Prints the elapsed time every half minute while a slow command runs.
+# Prints the elapsed time every half minute while a slow command runs. The command gets a process group
+# of its own (set -m), so that an interrupt ends the compilers below it as well.
 with_heartbeat() {
+    set -m
     "$@" &
-    local job=$! started=$SECONDS
-    trap 'kill "$job" 2>/dev/null || true' EXIT INT TERM
-    while kill -0 "$job" 2>/dev/null; do
-        sleep 1
-        if (( (SECONDS - started) % 30 == 29 )); then say "  … still at it after $((SECONDS - started + 1)) s"; sleep 1; fi
+    set +m
+    local job=$! started=$SECONDS told=0
+    trap 'kill -- -"$job" 2> /dev/null; exit 130' INT TERM
+    while kill -0 "$job" 2> /dev/null; do
+        sleep 0.5
+        if (( (SECONDS - started) / 30 > told )); then
+            told=$(( (SECONDS - started) / 30 ))
+            say "    … $((SECONDS - started)) s"
+        fi
     done
-    trap - EXIT INT TERM
+    trap - INT TERM
     wait "$job"
 }
 

@@ -75,7 +75,9 @@ def test(args: argparse.Namespace) -> None:
     # The checkpoint holds all weights: those to start training from need not be here.
     drop_pretrained(cfg.model)
     if args.out is not None:
-        dump = ConfigDict(type='DumpResults', out_file_path=args.out)
+        # mmdet's own version stores masks run-length encoded, a hundredth of the size.
+        kind = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
+        dump = ConfigDict(type=kind, out_file_path=args.out)
         evaluator = cfg.test_evaluator
         cfg.test_evaluator = [*(evaluator if isinstance(evaluator, list) else [evaluator]), dump]
     if args.show_dir is not None:
@@ -116,6 +118,8 @@ def drop_pretrained(model: ConfigDict) -> None:
 
 def draw_predictions(cfg: Config, folder: str) -> None:
     """Switch on the toolbox's own hook that draws each tested image with its prediction."""
+    # mmdet would put a relative folder below the work directory.
+    folder = str(Path(folder).resolve())
     hook = cfg.default_hooks.setdefault('visualization', ConfigDict(type='VisualizationHook'))
     if cfg.default_scope == 'mmpretrain':
         hook.update(enable=True, interval=1, out_dir=folder)

@@ -20,7 +20,6 @@ train_dataloader = dict(
                 crop_ratio_range=(0.75, 1.0),
                 aspect_ratio_range=(0.85, 1.18),
             ),
-            dict(type='ColorJitter', brightness=0.3, contrast=0.3, saturation=0.3),
             dict(type='PackInputs'),
         ],
     ),

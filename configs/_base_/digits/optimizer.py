@@ -1,9 +1,7 @@
 # AdamW with a short warm-up and a cosine, by iteration. A leaf sets `max_iters`.
 optim_wrapper = dict(
     type='OptimWrapper',
-    # A short memory of the squared gradients: with the usual 0.999 so small a network stays at chance
-    # level for the first thousand steps.
-    optimizer=dict(type='AdamW', lr=3e-4, betas=(0.9, 0.9), weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=1.0),
     paramwise_cfg=dict(
         norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys=dict(position=dict(decay_mult=0.0))

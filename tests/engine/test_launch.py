@@ -1,0 +1,66 @@
+import pytest
+from mmengine.config import Config
+
+from inline.engine.launch import draw_predictions, drop_pretrained, scale_lr, use_amp
+from inline.errors import UserError
+
+
+def make_config(**settings: object) -> Config:
+    model = {'backbone': {'type': 'inline.InLinePVT'}}
+    return Config({'model': model, 'optim_wrapper': {'type': 'OptimWrapper'}, **settings})
+
+
+def test_amp_is_mmengines_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    cfg = make_config()
+    use_amp(cfg)
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+    assert cfg.optim_wrapper.loss_scale == 'dynamic'
+    assert 'autocast' not in cfg.model.backbone
+
+
+def test_amp_is_bfloat16_in_our_backbone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('torch.cuda.is_available', lambda: False)
+    cfg = make_config()
+    use_amp(cfg)
+    assert cfg.model.backbone.autocast == 'bfloat16'
+    assert cfg.optim_wrapper.type == 'OptimWrapper'
+    cfg.model.backbone.type = 'ResNet'
+    with pytest.raises(UserError, match="the config has 'ResNet'"):
+        use_amp(cfg)
+
+
+def test_scaling_the_learning_rate_needs_the_batch_size_it_was_chosen_for() -> None:
+    cfg = make_config(auto_scale_lr={'base_batch_size': 16, 'enable': False})
+    scale_lr(cfg)
+    assert cfg.auto_scale_lr.enable
+    with pytest.raises(UserError, match='base_batch_size'):
+        scale_lr(make_config())
+
+
+def test_testing_asks_for_no_starting_weights() -> None:
+    cfg = make_config()
+    cfg.model.backbone.init_cfg = {'type': 'Pretrained', 'checkpoint': 'gone.pth'}
+    cfg.model.init_cfg = {'type': 'Xavier'}
+    drop_pretrained(cfg.model)
+    assert cfg.model.backbone.init_cfg is None
+    assert cfg.model.init_cfg.type == 'Xavier'
+
+
+@pytest.mark.parametrize(
+    ('toolbox', 'settings'),
+    [
+        ('mmpretrain', {'enable': True, 'out_dir': '/drawn'}),
+        ('mmdet', {'draw': True, 'test_out_dir': '/drawn'}),
+        ('mmseg', {'draw': True}),
+    ],
+)
+def test_drawing_uses_the_hook_of_the_toolbox(toolbox: str, settings: dict) -> None:
+    hooks = {'visualization': {'type': 'SomeHook'}}
+    cfg = make_config(default_scope=toolbox, default_hooks=hooks, visualizer={'type': 'SomeVisualizer'})
+    draw_predictions(cfg, '/drawn')
+    hook = cfg.default_hooks.visualization
+    assert hook.type == 'SomeHook'
+    assert {key: hook[key] for key in settings} == settings
+    if toolbox == 'mmseg':
+        assert cfg.visualizer.save_dir == '/drawn'

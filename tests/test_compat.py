@@ -1,0 +1,53 @@
+"""The cures act where something is broken, and leave alone what works."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+from inline import compat
+compat.prepare()
+import torchvision
+print('cured' if compat._library is not None else 'left alone', torchvision.__name__)
+"""
+
+
+def run_with_torchvision(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """Run the cure in a process where ``import torchvision`` finds the given source."""
+    (folder / 'torchvision.py').write_text(source)
+    env = {**os.environ, 'PYTHONPATH': str(folder)}
+    return subprocess.run([sys.executable, '-c', CODE], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_torchvision_that_imports_is_left_alone(tmp_path: Path) -> None:
+    assert run_with_torchvision(tmp_path, '').stdout == 'left alone torchvision\n'
+
+
+def test_missing_operators_get_their_schemas(tmp_path: Path) -> None:
+    """A stand-in that asks for the operators as torchvision does at import."""
+    source = "import torch\ntorch.library.register_fake('torchvision::nms')(lambda *a: None)\n"
+    assert run_with_torchvision(tmp_path, source).stdout == 'cured torchvision\n'
+
+
+def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
+    done = run_with_torchvision(tmp_path, "raise RuntimeError('no such driver')")
+    assert done.returncode != 0
+    assert 'no such driver' in done.stderr
+
+
+@pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
+def test_configs_of_every_toolbox_are_found(toolbox: str, tmp_path: Path) -> None:
+    from inline.engine.config import load_config
+
+    (tmp_path / 'config.py').write_text(f"_base_ = '{toolbox}::_base_/default_runtime.py'")
+    assert load_config(tmp_path / 'config.py').default_scope == toolbox
+
+
+def test_mmcv_has_its_compiled_operators() -> None:
+    done = subprocess.run(
+        [sys.executable, '-m', 'inline.compat'], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
