@@ -145,6 +145,7 @@ def last_checkpoint(folder: Path) -> Path:
 
 def watch(processes: dict[Run, subprocess.Popen[bytes]], step: str, work_dir: Path) -> None:
     """Tell how far each run is until all have ended; a run that failed ends the demo with its last lines."""
+    totals = {run: load_config(run.config).train_cfg.max_iters for run in processes}
     for run in processes:
         print(f'{run.name}: {step}ing, log in {work_dir / run.name / f"{step}.log"}', flush=True)
     while any(process.poll() is None for process in processes.values()):
@@ -155,7 +156,7 @@ def watch(processes: dict[Run, subprocess.Popen[bytes]], step: str, work_dir: Pa
             time.sleep(0.2)
         for run, process in processes.items():
             if step == 'train' and process.poll() is None:
-                tell_progress(run, work_dir)
+                tell_progress(run, totals[run], work_dir)
     for run, process in processes.items():
         if process.returncode:
             log = work_dir / run.name / f'{step}.log'
@@ -163,12 +164,12 @@ def watch(processes: dict[Run, subprocess.Popen[bytes]], step: str, work_dir: Pa
             raise UserError(f'{run.name}: {step}ing ended with exit code {process.returncode}, see {log}')
 
 
-def tell_progress(run: Run, work_dir: Path) -> None:
+def tell_progress(run: Run, total: int, work_dir: Path) -> None:
     logs = sorted((work_dir / run.name).glob('*/vis_data/scalars.json'))
     lines = logs[-1].read_text().splitlines() if logs else []
     steps = [entry for entry in map(json.loads, lines) if 'loss' in entry]
     if steps:
-        step, total = steps[-1]['step'], load_config(run.config).train_cfg.max_iters
+        step = steps[-1]['step']
         left = (total - step) * steps[-1]['time']
         print(
             f'  {run.name:<18} {step:>5}/{total}  loss {steps[-1]["loss"]:.3f}  eta {clock(left)}', flush=True

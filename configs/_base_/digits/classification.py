@@ -5,7 +5,7 @@ data_preprocessor = dict(
 )
 _dataset = dict(type='CustomDataset', data_root='data/digit_scenes/classification', with_label=True)
 train_dataloader = dict(
-    batch_size=64,
+    batch_size=32,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
