@@ -18,16 +18,12 @@ MAX_HIDDEN = 0.4
 MIN_CONTRAST = 80.0
 
 # Longer side of the digit of a classification image, as a share of the image's side.
-CLASSIFICATION_DIGIT_SHARE = (0.6, 0.95)
-# At most this many other digits lie around it.
-MAX_BYSTANDERS = 2
+CLASSIFICATION_DIGIT_SHARE = (0.5, 0.95)
 
 _BGR_TO_LUMINANCE = np.array([0.114, 0.587, 0.299], dtype=np.float32)
 _GLYPH_UPSAMPLING = 6
 _GLYPH_MARGIN = 2
 _CLASSIFICATION, _SCENE = 0, 1
-
-Place = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
@@ -64,53 +60,22 @@ class Scene:
 def render_classification(
     sources: DigitSources, *, seed: int, split: Split, index: int, size: int
 ) -> ClassificationImage:
-    """Draw image `index` of a split; classes take turns, and so do the digits of a class.
-
-    Like a photograph of one thing among others: the digit of the label fills most of the image, and
-    parts of other digits may show at the edges.
-    """
+    """Draw image `index` of a split; classes take turns, and so do the digits of a class."""
     rng = _image_rng(seed, split, _CLASSIFICATION, index)
     label = index % NUM_CLASSES
     candidates = sources.digits_of[split][label]
     digit = int(candidates[index // NUM_CLASSES % len(candidates)])
-    # Drawn with a rim around it that is cut off at the end: that is where the other digits lie.
-    rim = size // 5
-    canvas = crop_photograph(rng, sources.photographs, size + 2 * rim)
-    window = canvas[rim : rim + size, rim : rim + size]
+    canvas = crop_photograph(rng, sources.photographs, size)
     digit_size = min(rng.uniform(*CLASSIFICATION_DIGIT_SHARE) * size, size - 2 * _GLYPH_MARGIN - 1)
     glyph = _draw_glyph(rng, sources.digits[digit], digit_size)
     # Look for calm ground to write on, less and less choosy; the last limit lets any ground pass.
     for limit in (35, 45, 60, 80, 128):
         place = _random_place(rng, glyph, size)
-        ground = _ground(window[place], glyph)
+        ground = _ground(canvas[place], glyph)
         if ground.roughness <= limit:
             break
-    _composite(rng, window[place], glyph, _ink_colour(rng, ground))
-    own_place = (
-        slice(place[0].start + rim, place[0].stop + rim),
-        slice(place[1].start + rim, place[1].stop + rim),
-    )
-    for _ in range(rng.integers(MAX_BYSTANDERS + 1)):
-        _draw_bystander(rng, sources, split, canvas, own_place, digit_size)
-    return ClassificationImage(_finish(rng, window), label, digit)
-
-
-def _draw_bystander(
-    rng: np.random.Generator,
-    sources: DigitSources,
-    split: Split,
-    canvas: NDArray[np.float32],
-    taken: Place,
-    digit_size: float,
-) -> None:
-    """Draw any digit of the split beside the place that is taken; nothing if there is no room."""
-    digit = int(rng.choice(sources.digits_of[split][int(rng.integers(NUM_CLASSES))]))
-    glyph = _draw_glyph(rng, sources.digits[digit], digit_size * rng.uniform(0.6, 1.0))
-    for _ in range(5):
-        place = _random_place(rng, glyph, canvas.shape[0])
-        if _overlap_share(place, taken) < 0.1:
-            _composite(rng, canvas[place], glyph, _ink_colour(rng, _ground(canvas[place], glyph)))
-            return
+    _composite(rng, canvas[place], glyph, _ink_colour(rng, ground))
+    return ClassificationImage(_finish(rng, canvas), label, digit)
 
 
 def render_scene(
@@ -148,6 +113,9 @@ def render_scene(
         DigitInstance(item.label, item.digit, item.mask, float(item.mask.sum()) / item.ink) for item in drawn
     ]
     return Scene(_finish(rng, canvas), label_map, instances)
+
+
+Place = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
