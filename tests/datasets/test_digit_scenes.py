@@ -171,8 +171,8 @@ def test_scenes_are_varied_and_every_digit_stays_readable(sources: DigitSources)
     assert any(instance.visible < 1 for instance in instances), 'some digits should overlap'
     whole = [cv2.boundingRect(i.mask.astype(np.uint8))[2:] for i in instances if i.visible == 1]
     sizes = [max(size) for size in whole]
-    assert 18 <= min(sizes) < 26
-    assert 55 < max(sizes) <= 66
+    assert options.min_digit_size - 2 <= min(sizes) < options.min_digit_size + 6
+    assert options.max_digit_size - 9 < max(sizes) <= options.max_digit_size + 2
 
 
 @pytest.mark.parametrize('max_digits', [1, 3])
