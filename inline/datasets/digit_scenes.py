@@ -48,8 +48,8 @@ class DigitScenesOptions:
     """What to write; a value out of its range raises a UserError."""
 
     seed: int = _option(0, 0, 2**32 - 1, 'decides the digits of each split and every image')
-    classification_size: int = _option(64, 32, 1024, 'side of a classification image in pixels')
-    num_classification_train: int = _option(16_000, 10, 999_999, 'classification images to train on')
+    classification_size: int = _option(48, 32, 1024, 'side of a classification image in pixels')
+    num_classification_train: int = _option(20_000, 10, 999_999, 'classification images to train on')
     num_classification_val: int = _option(1_000, 10, 999_999, 'classification images to validate on')
     scene_size: int = _option(128, 32, 2048, 'side of a scene in pixels')
     num_scenes_train: int = _option(1_500, 1, 999_999, 'scenes to train on')

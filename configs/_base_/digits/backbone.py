@@ -8,7 +8,7 @@ backbone = dict(
         num_heads=(2, 4, 8, 12),
         mlp_ratios=(4, 4, 4, 3),
     ),
-    img_size=64,
+    img_size=48,
     out_norm=True,
     drop_path_rate=0.05,
     # The usual deviation of 0.02 is meant for wide layers; in these narrow ones learning starts late.

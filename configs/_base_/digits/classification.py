@@ -1,4 +1,4 @@
-# One digit an image, 64×64, in ImageNet's folder layout.
+# One digit an image, 48×48, in ImageNet's folder layout.
 _base_ = ['../runtime/mmpretrain.py', 'backbone.py', 'optimizer.py']
 data_preprocessor = dict(
     num_classes=10, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
@@ -16,7 +16,7 @@ train_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(
                 type='RandomResizedCrop',
-                scale=64,
+                scale=48,
                 crop_ratio_range=(0.75, 1.0),
                 aspect_ratio_range=(0.85, 1.18),
             ),
@@ -35,7 +35,7 @@ val_dataloader = dict(
         data_prefix='val',
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(64, 64)),
+            dict(type='Resize', scale=(48, 48)),
             dict(type='PackInputs'),
         ],
     ),

@@ -1,5 +1,4 @@
-# The same scenes with ADE20K-style label maps: 0 unlabelled, 1 background, 2 to 11 the digits. Enlarged,
-# so that the digits have the size that the classifier was trained on.
+# The same scenes with ADE20K-style label maps: 0 unlabelled, 1 background, 2 to 11 the digits.
 _base_ = ['../runtime/mmseg.py', 'backbone.py', 'optimizer.py']
 _dataset = dict(
     type='BaseSegDataset',
@@ -24,7 +23,7 @@ train_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations', reduce_zero_label=True),
-            dict(type='RandomResize', scale=(160, 160), ratio_range=(0.75, 1.33), keep_ratio=True),
+            dict(type='RandomResize', scale=(128, 128), ratio_range=(0.75, 1.33), keep_ratio=True),
             dict(type='RandomCrop', crop_size=(96, 96)),
             dict(type='PhotoMetricDistortion'),
             dict(type='PackSegInputs'),
@@ -41,7 +40,6 @@ val_dataloader = dict(
         data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'),
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(160, 160), keep_ratio=True),
             dict(type='LoadAnnotations', reduce_zero_label=True),
             dict(type='PackSegInputs'),
         ],
