@@ -18,4 +18,4 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=650),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=2600, val_interval=520)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=2100, val_interval=350)
