@@ -14,4 +14,4 @@ model = dict(
         dropout_ratio=0.0,
     ),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=760, val_interval=190)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=750, val_interval=150)

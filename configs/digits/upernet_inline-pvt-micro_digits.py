@@ -20,4 +20,4 @@ model = dict(
         norm_cfg=norm_cfg,
     ),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=760, val_interval=190)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=750, val_interval=150)
