@@ -101,16 +101,17 @@ def _data_hint(path: Path, dataloader: str) -> str:
 def _checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:
     if cfg.get('load_from'):
         yield 'load_from', cfg.load_from
-    yield from _pretrained('model', cfg.get('model'))
-
-
-def _pretrained(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Every ``dict(type='Pretrained', checkpoint=…)`` below a part of a config."""
-    if isinstance(node, Mapping):
+    for key, node in walk_dicts(cfg.get('model'), 'model'):
         if node.get('type') == 'Pretrained' and node.get('checkpoint'):
             yield f'{key}.checkpoint', node['checkpoint']
+
+
+def walk_dicts(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every dict at or below a part of a config, each with its dotted key."""
+    if isinstance(node, dict):
+        yield key, node
         for name, child in node.items():
-            yield from _pretrained(f'{key}.{name}', child)
+            yield from walk_dicts(child, f'{key}.{name}')
     elif isinstance(node, list | tuple):
         for i, child in enumerate(node):
-            yield from _pretrained(f'{key}.{i}', child)
+            yield from walk_dicts(child, f'{key}.{i}')

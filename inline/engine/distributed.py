@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict
 
+from inline.engine.config import walk_dicts
 from inline.errors import UserError
 
 DEFAULT_PORT = '29500'
@@ -61,11 +62,6 @@ def torchrun_environment(slurm: Any) -> dict[str, str]:
 
 def _replace_sync_bn(node: Any) -> None:
     """SyncBN → BN throughout a config: synchronised statistics exist on GPUs only."""
-    if isinstance(node, dict):
-        if node.get('type') in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
-            node['type'] = 'BN'
-        for child in node.values():
-            _replace_sync_bn(child)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            _replace_sync_bn(child)
+    for _, part in walk_dicts(node):
+        if part.get('type') in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
+            part['type'] = 'BN'

@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from inline.engine.config import CfgOptions, check_checkpoint, check_paths, load_config
+from inline.engine.config import CfgOptions, check_checkpoint, check_paths, load_config, walk_dicts
 from inline.engine.distributed import adapt_to_hardware
 from inline.errors import UserError
 
@@ -75,7 +75,7 @@ def test(args: argparse.Namespace) -> None:
     # The checkpoint holds all weights: those to start training from need not be here.
     drop_pretrained(cfg.model)
     if args.out is not None:
-        # mmdet's own version stores masks run-length encoded, a hundredth of the size.
+        # mmdet's own version stores masks run-length encoded, not as dense tensors.
         kind = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
         dump = ConfigDict(type=kind, out_file_path=args.out)
         evaluator = cfg.test_evaluator
@@ -111,8 +111,10 @@ def scale_lr(cfg: Config) -> None:
 
 
 def drop_pretrained(model: ConfigDict) -> None:
-    for part in [model, *model.values()]:
-        if isinstance(part, dict) and (part.get('init_cfg') or {}).get('type') == 'Pretrained':
+    """Forget the weights that training would start from, wherever the model names them."""
+    for _, part in walk_dicts(model):
+        init_cfg = part.get('init_cfg')
+        if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
             part['init_cfg'] = None
 
 

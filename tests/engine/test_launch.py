@@ -47,6 +47,16 @@ def test_testing_asks_for_no_starting_weights() -> None:
     assert cfg.model.init_cfg.type == 'Xavier'
 
 
+def test_starting_weights_deep_inside_a_model_are_dropped_too() -> None:
+    cfg = make_config()
+    cfg.model.heads = [
+        {'inner': {'init_cfg': {'type': 'Pretrained', 'checkpoint': 'gone.pth'}}, 'init_cfg': []}
+    ]
+    drop_pretrained(cfg.model)
+    assert cfg.model.heads[0].inner.init_cfg is None
+    assert cfg.model.heads[0].init_cfg == []
+
+
 @pytest.mark.parametrize(
     ('toolbox', 'settings'),
     [

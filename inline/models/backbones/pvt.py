@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inline.models.archs import check_same_length, resolve_arch
-from inline.models.backbones.pyramid import Pyramid, Stage, check_positive_size
+from inline.models.backbones.pyramid import Pyramid, Stage, resolve_img_size
 from inline.models.block import Block
 from inline.models.layers import PatchEmbed, PositionEmbedding, drop_path_rates
 from inline.models.mixers import build_mixer, expand_mixers
@@ -70,7 +70,7 @@ class InLinePVT(Pyramid):
         sizes = resolve_arch(arch, ARCHS, PVTArch)
         rates = drop_path_rates(drop_path_rate, sizes.depths)
         mixer_configs = expand_mixers(mixers, sizes.depths)
-        hw = check_positive_size(img_size)
+        hw = resolve_img_size(img_size)
         stages = []
         for i, dim in enumerate(sizes.embed_dims):
             patch_size = 4 if i == 0 else 2

@@ -104,7 +104,7 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def check_positive_size(img_size: int | Sequence[int]) -> tuple[int, int]:
+def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
     """``img_size`` as (H, W)."""
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
     if len(size) != 2 or min(size) < MIN_SIZE:
