@@ -1,6 +1,11 @@
 """Cures for the places where the pinned stack does not fit together. Call :func:`prepare` before a
 toolbox is imported or a config is read."""
 
+import os
+import pickle
+import tempfile
+from unittest import mock
+
 import torch
 
 # Kept here because torch forgets the schemas of a library that nothing refers to.
@@ -9,6 +14,7 @@ _library: torch.library.Library | None = None
 
 def prepare() -> None:
     _import_torchvision()
+    _import_yapf()
     _name_mmseg()
 
 
@@ -29,6 +35,23 @@ def _import_torchvision() -> None:
         _library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
         _library.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
         import torchvision  # noqa: F401
+
+
+def _import_yapf() -> None:
+    """Import yapf, with which MMEngine formats configs, even where its cache can't be read.
+
+    yapf keeps its parsed grammar in a file of the user's cache and puts it in place before the last bytes
+    are written. Of several processes that start at once on a fresh machine one may read too little; so
+    does every process after one that died there. Such a process parses the grammar for itself.
+    """
+    try:
+        import yapf
+    except (EOFError, pickle.UnpicklingError):
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            mock.patch.dict(os.environ, XDG_CACHE_HOME=cache),
+        ):
+            import yapf  # noqa: F401
 
 
 def _name_mmseg() -> None:

@@ -38,6 +38,25 @@ def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
     assert 'no such driver' in done.stderr
 
 
+@pytest.mark.parametrize('kept', [0.0, 0.9], ids=['empty', 'cut'])
+def test_half_a_grammar_in_the_cache_of_yapf_is_overcome(kept: float, tmp_path: Path) -> None:
+    """What a process finds when another one is just writing the cache."""
+    env = {**os.environ, 'XDG_CACHE_HOME': str(tmp_path)}
+    subprocess.run([sys.executable, '-c', 'import yapf'], env=env, check=True)
+    grammars = list(tmp_path.rglob('*.pickle'))
+    assert grammars
+    for grammar in grammars:
+        content = grammar.read_bytes()
+        grammar.write_bytes(content[: int(kept * len(content))])
+    assert subprocess.run([sys.executable, '-c', 'import yapf'], env=env, capture_output=True).returncode
+    code = (
+        'from inline.compat import prepare; prepare(); '
+        'from mmengine.config import Config; print(Config(dict(a=1)).pretty_text)'
+    )
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == 'a = 1\n\n', done.stderr
+
+
 @pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
 def test_configs_of_every_toolbox_are_found(toolbox: str, tmp_path: Path) -> None:
     from inline.engine.config import load_config
