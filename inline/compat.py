@@ -45,7 +45,7 @@ def _import_yapf() -> None:
     does every process after one that died there. Such a process parses the grammar for itself.
     """
     try:
-        import yapf
+        import yapf  # type: ignore[import-untyped]
     except (EOFError, pickle.UnpicklingError):
         with (
             tempfile.TemporaryDirectory() as cache,

@@ -19,7 +19,8 @@ class ToolboxBackbone(BaseModule):
 
     Args:
         frozen_stages: How much is kept as it is, counted from the input: -1 nothing, 0 what reads the
-            image, k also the first k stages. Frozen parts take no gradient and stay in evaluation mode.
+            image, k also the first k stages (of a DeiT: blocks). Frozen parts take no gradient and stay in
+            evaluation mode.
         autocast: 'bfloat16' or 'float16' to run the backbone alone in that precision while training and
             return float32 features. On a CPU this is what ``--amp`` sets, because some operators of the
             detectors have no half precision there.
@@ -67,5 +68,20 @@ class ToolboxBackbone(BaseModule):
 
 
 @MODELS.register_module()
+class InLineDeiT(ToolboxBackbone, models.InLineDeiT):
+    """:class:`inline.models.InLineDeiT` for the toolboxes."""
+
+
+@MODELS.register_module()
 class InLinePVT(ToolboxBackbone, models.InLinePVT):
     """:class:`inline.models.InLinePVT` for the toolboxes."""
+
+
+@MODELS.register_module()
+class InLineSwin(ToolboxBackbone, models.InLineSwin):
+    """:class:`inline.models.InLineSwin` for the toolboxes."""
+
+
+@MODELS.register_module()
+class InLineCSwin(ToolboxBackbone, models.InLineCSwin):
+    """:class:`inline.models.InLineCSwin` for the toolboxes."""

@@ -1,13 +1,14 @@
 from torch import Tensor, nn
 
 from inline.models.layers import DropPath, Mlp
+from inline.models.mixers import AttentionMixer
 
 
 class Block(nn.Module):
     """The one block of every family: mix the tokens, then an MLP, each as a pre-norm residual branch."""
 
     def __init__(
-        self, dim: int, mixer: nn.Module, mlp_ratio: float, drop_path: float, norm_eps: float = 1e-5
+        self, dim: int, mixer: AttentionMixer, mlp_ratio: float, drop_path: float, norm_eps: float = 1e-5
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
@@ -18,5 +19,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """x (B, P + H·W, C) to the same shape."""
-        x = x + self.drop_path(self.mixer(self.norm1(x), hw))
+        normed = self.norm1(x)
+        mixed = self.mixer(normed, hw, x) if self.mixer.takes_unnormed else self.mixer(normed, hw)
+        x = x + self.drop_path(mixed)
         return x + self.drop_path(self.mlp(self.norm2(x)))

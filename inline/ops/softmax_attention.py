@@ -1,5 +1,6 @@
-"""Softmax attention, the quadratic baseline: w = softmax(s · q·k)."""
+"""Softmax attention, the quadratic baseline: w = softmax(s · q·k + bias)."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -7,28 +8,62 @@ from inline.ops.masking import zero_masked
 
 
 def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Fused form, for q (B, heads, M, d), k (B, heads, N, d), v (B, heads, N, e)."""
-    mask = None if key_mask is None else key_mask[:, None, None, :]
+    """Fused form.
+
+    Args:
+        q: Queries (B, heads, M, d).
+        k: Keys (B, heads, N, d).
+        v: Values (B, heads, N, e).
+        scale: s; d^(-1/2) if None.
+        key_mask: (B, N), True for the keys that take part; None for all.
+        bias: Added to the scores, of a shape that broadcasts to (B, heads, M, N); −∞ forbids a pair.
+
+    Returns:
+        (B, heads, M, e).
+    """
+    mask = bias
+    if key_mask is not None:
+        allowed = key_mask[:, None, None, :]
+        mask = allowed if bias is None else torch.where(allowed, bias, float('-inf'))
     k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def softmax_attention_naive(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The twin of :func:`softmax_attention` with the M×N weights written out."""
-    weights = softmax_attention_weights(q, k, scale=scale, key_mask=key_mask)
+    weights = softmax_attention_weights(q, k, scale=scale, key_mask=key_mask, bias=bias)
     return weights @ zero_masked(v, key_mask)
 
 
 def softmax_attention_weights(
-    q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The weights of every query on every key, (B, heads, M, N); a masked key has weight 0."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * q @ zero_masked(k, key_mask).transpose(-2, -1)
+    if bias is not None:
+        scores = scores + bias
     if key_mask is not None:
         scores = scores.masked_fill(~key_mask[:, None, None, :], float('-inf'))
     return scores.softmax(dim=-1)

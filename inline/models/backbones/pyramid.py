@@ -1,14 +1,51 @@
 """What the pyramid families share: stages one after another, features out of the chosen ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from inline.errors import UserError
-from inline.models.layers import tokens_to_map
+from inline.models.archs import check_same_length
+from inline.models.backbones.common import check_image_size, check_out_indices, init_weights
+from inline.models.block import Block
+from inline.models.layers import drop_path_rates, tokens_to_map
+from inline.models.mixers import build_mixer, default_mixers, expand_mixers
+from inline.models.mixers.registry import MixerConfig, MixersConfig
 
-MIN_SIZE = 32
+
+@dataclass(frozen=True)
+class PyramidArch:
+    """Sizes of each stage; of its blocks the first ``inline_depths`` have InLine, all of them if None."""
+
+    embed_dims: tuple[int, ...]
+    depths: tuple[int, ...]
+    num_heads: tuple[int, ...]
+    inline_depths: tuple[int, ...] | None = None
+    mlp_ratios: tuple[float, ...] = (4, 4, 4, 4)
+
+    def __post_init__(self) -> None:
+        check_same_length(
+            embed_dims=self.embed_dims,
+            depths=self.depths,
+            num_heads=self.num_heads,
+            mlp_ratios=self.mlp_ratios,
+            inline_depths=self.inline_depths or self.depths,
+        )
+        for inline_depth, depth in zip(self.inline_depths or (), self.depths, strict=False):
+            if not 0 <= inline_depth <= depth:
+                raise UserError(
+                    f'inline_depths {self.inline_depths}: each must be from 0 to its depth of {self.depths}'
+                )
+
+
+class Place(NamedTuple):
+    """Where a block stands, both counted from 0."""
+
+    stage: int
+    block: int
 
 
 class Stage(nn.Module):
@@ -83,30 +120,41 @@ class Pyramid(nn.Module):
         return self.out_norms[str(stage)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
 
 
-def check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    out_indices = tuple(out_indices)
-    if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(num_stages))):
-        raise UserError(f'out_indices {out_indices}: must be increasing stages out of 0..{num_stages - 1}')
-    return out_indices
+def build_blocks(
+    arch: PyramidArch,
+    mixers: MixersConfig | None,
+    complete: Callable[[MixerConfig, Place], MixerConfig],
+    drop_path_rate: float,
+    norm_eps: float = 1e-5,
+) -> list[list[Block]]:
+    """The blocks of each stage.
+
+    Args:
+        arch: Sizes of the stages.
+        mixers: As the backbone got them; None for the arch's own mix.
+        complete: Adds the family's habits to the config of the mixer at some place.
+        drop_path_rate: Stochastic depth of the last block.
+        norm_eps: Of the blocks' norms.
+    """
+    if mixers is None:
+        mixers = default_mixers(arch.inline_depths or arch.depths, arch.depths)
+    configs = expand_mixers(mixers, arch.depths)
+    rates = drop_path_rates(drop_path_rate, arch.depths)
+    return [
+        [
+            Block(
+                dim,
+                build_mixer(complete(configs[i][j], Place(i, j)), dim, arch.num_heads[i]),
+                arch.mlp_ratios[i],
+                rates[i][j],
+                norm_eps,
+            )
+            for j in range(arch.depths[i])
+        ]
+        for i, dim in enumerate(arch.embed_dims)
+    ]
 
 
-def check_image_size(x: Tensor) -> None:
-    height, width = x.shape[-2:]
-    if height < MIN_SIZE or width < MIN_SIZE:
-        raise UserError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
-
-
-def init_weights(module: nn.Module) -> None:
-    """Truncated normal for linear layers, torch's own default for the rest."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
-def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """``img_size`` as (H, W)."""
-    size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if len(size) != 2 or min(size) < MIN_SIZE:
-        raise UserError(f'img_size {img_size}: must be one size or (height, width), each at least {MIN_SIZE}')
-    return size[0], size[1]
+def stage_sizes(hw: tuple[int, int], num_stages: int) -> list[tuple[int, int]]:
+    """Height and width of each stage's map for an image of ``hw``."""
+    return [(-(-hw[0] // stride), -(-hw[1] // stride)) for stride in (4 * 2**i for i in range(num_stages))]

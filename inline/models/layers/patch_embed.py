@@ -1,3 +1,5 @@
+"""From a map to the tokens of a coarser one. Each gives ceil(H / stride) × ceil(W / stride) tokens."""
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -7,19 +9,56 @@ from inline.models.layers.maps import map_to_tokens
 class PatchEmbed(nn.Module):
     """Cut a map into patches that do not overlap, and project each to a token.
 
-    A size that is not a whole number of patches is padded with zeros below and on the right, so a map
-    of H×W gives ceil(H / patch_size) × ceil(W / patch_size) tokens.
+    A size that is not a whole number of patches is padded with zeros below and on the right.
     """
 
-    def __init__(self, in_channels: int, dim: int, patch_size: int) -> None:
+    def __init__(self, in_channels: int, dim: int, patch_size: int, norm: bool = True) -> None:
         super().__init__()
         self.patch_size = patch_size
         self.proj = nn.Conv2d(in_channels, dim, kernel_size=patch_size, stride=patch_size)
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
+        x = self.proj(pad_to_multiple(x, self.patch_size))
+        return self.norm(map_to_tokens(x)), (x.shape[-2], x.shape[-1])
+
+
+class ConvEmbed(nn.Module):
+    """CSwin's embedding: a convolution whose patches overlap, and a norm."""
+
+    def __init__(self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.proj = nn.Conv2d(in_channels, dim, kernel_size, stride, padding)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
-        height, width = x.shape[-2:]
-        x = F.pad(x, (0, -width % self.patch_size, 0, -height % self.patch_size))
-        x = self.proj(x)
+        x = self.proj(pad_to_multiple(x, self.stride))
         return self.norm(map_to_tokens(x)), (x.shape[-2], x.shape[-1])
+
+
+class PatchMerging(nn.Module):
+    """Swin's downsampling: the four tokens of each 2×2 patch as one, normalised and projected."""
+
+    def __init__(self, in_channels: int, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * in_channels)
+        self.reduction = nn.Linear(4 * in_channels, dim, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
+        x = pad_to_multiple(x, 2)
+        hw = (x.shape[-2] // 2, x.shape[-1] // 2)
+        # (B, C, h, row, w, column) → (B, h·w, column, row, C): down the columns of a patch first.
+        x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 5, 3, 1)
+        return self.reduction(self.norm(x.flatten(3).flatten(1, 2))), hw
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Zeros below and to the right of a map until both sides are a multiple."""
+    height, width = x.shape[-2:]
+    if height % multiple == 0 and width % multiple == 0:
+        return x
+    return F.pad(x, (0, -width % multiple, 0, -height % multiple))

@@ -1,7 +1,17 @@
 """Token mixers: projections around one call into ``inline.ops``. Each has ``forward(x, hw)``."""
 
+from inline.models.mixers.base import AttentionMixer
 from inline.models.mixers.inline import InLineMixer
-from inline.models.mixers.registry import MIXERS, build_mixer, expand_mixers, register_mixer
+from inline.models.mixers.registry import MIXERS, build_mixer, default_mixers, expand_mixers, register_mixer
 from inline.models.mixers.softmax import SoftmaxMixer
 
-__all__ = ['MIXERS', 'InLineMixer', 'SoftmaxMixer', 'build_mixer', 'expand_mixers', 'register_mixer']
+__all__ = [
+    'MIXERS',
+    'AttentionMixer',
+    'InLineMixer',
+    'SoftmaxMixer',
+    'build_mixer',
+    'default_mixers',
+    'expand_mixers',
+    'register_mixer',
+]

@@ -1,27 +1,27 @@
 """Mixers by name, and the reading of a backbone's ``mixers`` argument.
 
 ``mixers`` is data that a config can hold: ``dict(type='InLine')`` for every block, or a list with an
-entry per stage, where an entry is a dict, or a list with a dict per block of that stage.
+entry per stage, where an entry is a dict, or a list with a dict per block of that stage. What an entry
+leaves open the family decides: ``dict(type='Softmax')`` is PVT's attention in a PVT, Swin's in a Swin.
 """
 
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
-
 from inline.errors import UserError
+from inline.models.mixers.base import AttentionMixer
 
 MixerConfig = dict[str, Any]
 MixersConfig = MixerConfig | Sequence[MixerConfig | Sequence[MixerConfig]]
 
-MIXERS: dict[str, type[nn.Module]] = {}
+MIXERS: dict[str, type[AttentionMixer]] = {}
 
 
-def register_mixer(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
+def register_mixer(name: str) -> Callable[[type[AttentionMixer]], type[AttentionMixer]]:
     """Class decorator: make a mixer known as ``dict(type=name)``."""
 
-    def register(cls: type[nn.Module]) -> type[nn.Module]:
+    def register(cls: type[AttentionMixer]) -> type[AttentionMixer]:
         if name in MIXERS:
             raise UserError(f'mixer {name!r} is registered already, as {MIXERS[name].__qualname__}')
         MIXERS[name] = cls
@@ -30,7 +30,7 @@ def register_mixer(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
     return register
 
 
-def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> nn.Module:
+def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer:
     """Build ``dict(type=name, **options)`` for tokens of ``dim`` channels."""
     options = dict(config)
     name = options.pop('type', None)
@@ -43,6 +43,14 @@ def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> nn.Module:
     if unknown:
         raise UserError(f'unknown option {unknown[0]!r} of mixer {name!r}: it takes {", ".join(known)}')
     return MIXERS[name](dim, num_heads, **options)
+
+
+def default_mixers(inline_depths: Sequence[int], depths: Sequence[int]) -> list[list[MixerConfig]]:
+    """The paper's mix: in each stage so many blocks with InLine, then softmax."""
+    return [
+        [{'type': 'InLine'}] * inline_depth + [{'type': 'Softmax'}] * (depth - inline_depth)
+        for inline_depth, depth in zip(inline_depths, depths, strict=True)
+    ]
 
 
 def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[MixerConfig]]:

@@ -1,41 +1,55 @@
+import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from inline.errors import UserError
-from inline.models.layers import PatchEmbed, tokens_to_map
-from inline.models.mixers.heads import merge_heads, split_heads
+from inline.models.layers import PatchEmbed, Regions, RelativePositionBias, tokens_to_map
+from inline.models.mixers.base import AttentionMixer, Part
+from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
 from inline.ops import softmax_attention
+from inline.ops.masking import zero_masked
 
 
 @register_mixer('Softmax')
-class SoftmaxMixer(nn.Module):
-    """Softmax attention over the whole map, or over keys and values of a reduced map.
+class SoftmaxMixer(AttentionMixer):
+    """Softmax attention, as plain as in DeiT or as in PVT, Swin or CSwin.
 
     Args:
-        dim: Channels of a token.
-        num_heads: Heads of the attention.
-        qkv_bias: Whether queries, keys and values have a bias.
+        dim, num_heads, qkv_bias, window_size, shift, split_size, lepe: see :class:`AttentionMixer`.
         sr_ratio: Spatial reduction of PVT: keys and values come from patches of sr_ratio × sr_ratio.
+        relative_position: Whether to add Swin's bias for the offset between two tokens of a window.
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True, sr_ratio: int = 1) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        window_size: int | None = None,
+        shift: bool = False,
+        split_size: int | None = None,
+        lepe: bool = False,
+        sr_ratio: int = 1,
+        relative_position: bool = False,
+    ) -> None:
+        super().__init__(dim, num_heads, qkv_bias, window_size, shift, split_size, lepe)
         if sr_ratio < 1:
             raise UserError(f'sr_ratio {sr_ratio}: must be at least 1')
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        if sr_ratio > 1 and (window_size is not None or split_size is not None or lepe):
+            raise UserError(f'sr_ratio {sr_ratio}: reduced keys go with the whole map only, without lepe')
+        if relative_position and window_size is None:
+            raise UserError('relative_position needs a window_size')
         self.reduction = PatchEmbed(dim, dim, sr_ratio) if sr_ratio > 1 else None
-        self.proj = nn.Linear(dim, dim)
+        self.position = (
+            RelativePositionBias((window_size, window_size), num_heads)
+            if relative_position and window_size is not None
+            else None
+        )
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """x (B, P + H·W, C) to the same shape; prefix tokens are allowed where nothing is reduced."""
-        q, k, v = (split_heads(t, self.num_heads) for t in self._project(x, hw))
-        return self.proj(merge_heads(softmax_attention(q, k, v)))
-
-    def _project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         if self.reduction is None:
-            return self.qkv(x).chunk(3, dim=-1)
+            return super().project(x, hw)
         # One parameter serves both cases, so that weights do not depend on the reduction.
         dim = x.shape[-1]
         weight, bias = self.qkv.weight, self.qkv.bias
@@ -43,3 +57,25 @@ class SoftmaxMixer(nn.Module):
         reduced, _ = self.reduction(tokens_to_map(x, hw))
         kv = F.linear(reduced, weight[dim:], None if bias is None else bias[dim:])
         return q, *kv.chunk(2, dim=-1)
+
+    def attend(self, part: Part) -> Tensor:
+        q, k, v = part.heads()
+        bias = self._bias(part.regions, q)
+        if bias is None:
+            return merge_heads(softmax_attention(q, k, v))
+        # The bias differs by window and head, not by image: windows go to the heads' axis.
+        k, v = zero_masked(k, part.key_mask), zero_masked(v, part.key_mask)
+        count, heads = part.regions.count, part.num_heads
+        by_image = (t.unflatten(0, (-1, count)).flatten(1, 2) for t in (q, k, v))
+        out = softmax_attention(*by_image, bias=bias.flatten(0, 1))
+        return merge_heads(out.unflatten(1, (count, heads)).flatten(0, 1))
+
+    def _bias(self, regions: Regions, q: Tensor) -> Tensor | None:
+        """(count, heads, N, N), −∞ where a token must not attend to another; None if there is nothing."""
+        allowed = regions.pairs(q.device)
+        if self.position is None and allowed is None:
+            return None
+        tokens = regions.window[0] * regions.window[1]
+        bias = q.new_zeros(1, tokens, tokens) if self.position is None else self.position(regions.window)
+        bias = bias.to(q.dtype).expand(regions.count, q.shape[1], -1, -1)
+        return bias if allowed is None else torch.where(allowed[:, None], bias, float('-inf'))

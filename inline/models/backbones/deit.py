@@ -1,0 +1,122 @@
+"""InLine-DeiT: the plain vision transformer with InLine attention in every block."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from inline.errors import UserError
+from inline.models.archs import resolve_arch
+from inline.models.backbones.common import (
+    check_image_size,
+    check_out_indices,
+    init_weights,
+    resolve_img_size,
+)
+from inline.models.block import Block
+from inline.models.layers import (
+    ClassToken,
+    PatchEmbed,
+    PositionEmbedding,
+    drop_path_rates,
+    tokens_to_map,
+)
+from inline.models.mixers import build_mixer, expand_mixers
+from inline.models.mixers.registry import MixersConfig
+
+NORM_EPS = 1e-6
+OUT_TYPES = ('featmap', 'cls_token')
+
+
+@dataclass(frozen=True)
+class DeiTArch:
+    """Sizes of all blocks, and the image size that the paper trains it at."""
+
+    embed_dims: int
+    depth: int
+    num_heads: int
+    img_size: int = 224
+    patch_size: int = 16
+    mlp_ratio: float = 4
+
+
+ARCHS = {
+    'tiny':  DeiTArch(192, 12, 6, 224),
+    'small': DeiTArch(320, 12, 10, 288),
+    'base':  DeiTArch(384, 12, 12, 448),
+}  # fmt: skip
+
+
+class InLineDeiT(nn.Module):
+    """A class token and patches of 16 × 16 pixels, all blocks at that one stride.
+
+    Args:
+        arch: tiny, small, base, or a dict with embed_dims, depth, num_heads, and if wanted img_size,
+            patch_size and mlp_ratio.
+        img_size: Image size of the position table, one number or (height, width), the arch's own if
+            None; images of other sizes get it resized.
+        in_channels: Channels of the image.
+        out_indices: Blocks whose features are returned, counted from 0; -1 is the last one, whose
+            features pass the final norm.
+        out_type: 'featmap' for maps (B, C, h, w) of stride 16, 'cls_token' for the class token (B, C).
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        mixers: Token mixer of all blocks or of each, see :mod:`inline.models.mixers.registry`.
+        with_cp: Gradient checkpointing: blocks are recomputed in the backward pass.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] = 'tiny',
+        img_size: int | Sequence[int] | None = None,
+        in_channels: int = 3,
+        out_indices: Sequence[int] = (-1,),
+        out_type: str = 'featmap',
+        drop_path_rate: float = 0.0,
+        mixers: MixersConfig | None = None,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = resolve_arch(arch, ARCHS, DeiTArch)
+        if out_type not in OUT_TYPES:
+            raise UserError(f'out_type {out_type!r}: choose one of {", ".join(OUT_TYPES)}')
+        height, width = resolve_img_size(sizes.img_size if img_size is None else img_size)
+        dim, depth, patch_size = sizes.embed_dims, sizes.depth, sizes.patch_size
+        self.dims = (dim,) * depth
+        self.out_indices = check_out_indices([i + depth if i < 0 else i for i in out_indices], depth)
+        self.out_type = out_type
+        self.with_cp = with_cp
+        self.patch_embed = PatchEmbed(in_channels, dim, patch_size, norm=False)
+        self.class_token = ClassToken(dim)
+        self.position = PositionEmbedding(dim, (-(-height // patch_size), -(-width // patch_size)), 'bicubic')
+        configs = [
+            config for stage in expand_mixers(mixers or {'type': 'InLine'}, (1,) * depth) for config in stage
+        ]
+        rates = [rate for stage in drop_path_rates(drop_path_rate, (depth,)) for rate in stage]
+        self.blocks = nn.ModuleList(
+            Block(dim, build_mixer(config, dim, sizes.num_heads), sizes.mlp_ratio, rate, NORM_EPS)
+            for config, rate in zip(configs, rates, strict=True)
+        )
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.apply(init_weights)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Images (B, 3, H, W) → for each of ``out_indices`` a map (B, C, h, w) or a class token (B, C)."""
+        check_image_size(x)
+        patches, hw = self.patch_embed(x)
+        tokens = self.class_token(self.position(patches, hw))
+        outs = []
+        for i, block in enumerate(self.blocks):
+            if self.with_cp and self.training:
+                tokens = checkpoint(block, tokens, hw, use_reentrant=False)
+            else:
+                tokens = block(tokens, hw)
+            if i in self.out_indices:
+                out = self.norm(tokens) if i == len(self.blocks) - 1 else tokens
+                outs.append(out[:, 0] if self.out_type == 'cls_token' else tokens_to_map(out[:, 1:], hw))
+        return tuple(outs)
+
+    def parts(self) -> list[list[nn.Module]]:
+        """The modules from the input on: what reads the image, then a list for each block."""
+        return [[self.patch_embed, self.class_token, self.position], *[[block] for block in self.blocks]]

@@ -1,0 +1,136 @@
+"""Cutting a map into the regions within which tokens attend: windows, shifted windows, stripes."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# What stands in a padded place. It must never matter: tests put NaN here.
+PAD_VALUE = 0.0
+
+
+@dataclass(frozen=True)
+class Regions:
+    """A map of ``hw`` tokens cut into windows of equal size.
+
+    A map that is not a whole number of windows is padded; the padded places are not keys. Windows
+    moved by ``shift`` reach beyond the border: with ``wrap`` they hold the tokens of the opposite side
+    there, as Swin's cyclic shift does, else nothing.
+    """
+
+    hw: tuple[int, int]
+    window: tuple[int, int]
+    shift: tuple[int, int] = (0, 0)
+    wrap: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one window is the whole map, so that there is nothing to cut."""
+        return self.window == self.hw and self.shift == (0, 0)
+
+    @property
+    def count(self) -> int:
+        """Windows of one image."""
+        height, width = self._padded
+        return (height // self.window[0]) * (width // self.window[1])
+
+    def cut(self, x: Tensor) -> Tensor:
+        """(B, H·W, C) → (B·count, h·w, C), the windows of an image one after another."""
+        if self.is_whole:
+            return x
+        x = x.unflatten(1, self.hw)
+        (top, left), (height, width) = self._offset, self._padded
+        below, right = height - top - self.hw[0], width - left - self.hw[1]
+        if top or left or below or right:
+            x = F.pad(x, (0, 0, left, right, top, below), value=PAD_VALUE)
+        x = self._roll(x, -1)
+        x = x.unflatten(2, (-1, self.window[1])).unflatten(1, (-1, self.window[0]))
+        return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
+
+    def join(self, windows: Tensor) -> Tensor:
+        """(B·count, h·w, C) → (B, H·W, C), the padding left out."""
+        if self.is_whole:
+            return windows
+        (top, left), (height, width) = self._offset, self._padded
+        rows, columns = height // self.window[0], width // self.window[1]
+        x = windows.unflatten(1, self.window).unflatten(0, (-1, rows, columns))
+        x = self._roll(x.transpose(2, 3).flatten(3, 4).flatten(1, 2), 1)
+        return x[:, top : top + self.hw[0], left : left + self.hw[1]].flatten(1, 2)
+
+    def key_mask(self, batch: int, device: torch.device) -> Tensor | None:
+        """(batch·count, h·w), True for tokens of the map; None if nothing was padded."""
+        if self.hw == self._padded:
+            return None
+        return self._on_map(device).repeat(batch, 1)
+
+    def pairs(self, device: torch.device) -> Tensor | None:
+        """(count, h·w, h·w), True where a token may attend to another; None if everywhere.
+
+        Those are tokens of the map that were neighbours before the shift wrapped them around. A padded
+        place sees itself, so that no row is without a key.
+        """
+        masks = []
+        if self.hw != self._padded:
+            masks.append(self._on_map(device)[:, None, :])
+        if self.wrap and self.shift != (0, 0):
+            part = self._wrapped(device)
+            masks.append(part[:, :, None] == part[:, None, :])
+        if not masks:
+            return None
+        allowed = masks[0] if len(masks) == 1 else masks[0] & masks[1]
+        return allowed | torch.eye(self.window[0] * self.window[1], dtype=torch.bool, device=device)
+
+    @property
+    def _offset(self) -> tuple[int, int]:
+        """Padding above and to the left: where nothing wraps, the first windows begin beyond the border."""
+        if self.wrap:
+            return 0, 0
+        (h, w), (down, right) = self.window, self.shift
+        return -down % h, -right % w
+
+    @property
+    def _padded(self) -> tuple[int, int]:
+        """Height and width of the padded map, a whole number of windows."""
+        (h, w), (top, left) = self.window, self._offset
+        return -(-(self.hw[0] + top) // h) * h, -(-(self.hw[1] + left) // w) * w
+
+    def _roll(self, x: Tensor, sign: int) -> Tensor:
+        if not self.wrap or self.shift == (0, 0):
+            return x
+        return x.roll((sign * self.shift[0], sign * self.shift[1]), dims=(1, 2))
+
+    def _on_map(self, device: torch.device) -> Tensor:
+        """(count, h·w), True for tokens of the map."""
+        height, width = self.hw
+        number = torch.arange(1, height * width + 1, device=device, dtype=torch.float32)
+        return self.cut(number[None, :, None]).nan_to_num(0).squeeze(-1) > 0
+
+    def _wrapped(self, device: torch.device) -> Tensor:
+        """(count, h·w), which borders a token was wrapped around: 0 none, 1 one axis, 2 the other, 3 both."""
+        height, width = self._padded
+        rows = (torch.arange(height, device=device) < self.shift[0]).float()
+        columns = (torch.arange(width, device=device) < self.shift[1]).float()
+        whole = Regions(self._padded, self.window, self.shift)
+        return whole.cut((rows[:, None] + 2 * columns[None, :]).flatten()[None, :, None]).squeeze(-1)
+
+
+def whole_map(hw: tuple[int, int]) -> Regions:
+    return Regions(hw, hw)
+
+
+def square_windows(hw: tuple[int, int], size: int, shifted: bool, wrap: bool = True) -> Regions:
+    """Swin's windows: no larger than the map's shorter side, and not shifted where they reach that."""
+    if size >= min(hw):
+        return Regions(hw, (min(hw), min(hw)))
+    shift = size // 2 if shifted else 0
+    return Regions(hw, (size, size), (shift, shift), wrap)
+
+
+def stripes(hw: tuple[int, int], width: int) -> tuple[Regions, Regions]:
+    """CSwin's cross: stripes of full height, and stripes of full width."""
+    height, full_width = hw
+    return (
+        Regions(hw, (height, min(width, full_width))),
+        Regions(hw, (min(width, height), full_width)),
+    )

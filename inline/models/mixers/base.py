@@ -1,0 +1,132 @@
+"""What all attention mixers share: projections, the regions that tokens attend within, LePE."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from inline.errors import UserError
+from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
+from inline.models.mixers.heads import split_heads
+from inline.ops.masking import zero_masked
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one kind of regions works on: b regions of n tokens, with c of the C channels.
+
+    Args:
+        q, k, v: Queries, keys and values (b, n, c); spatial reduction leaves fewer keys.
+        num_heads: Heads that the c channels make.
+        regions: How the map was cut.
+        key_mask: (b, n), False for padded places; None if there are none.
+        channels: Which of all channels these are.
+        x: The block's tokens (B, P + H·W, C) that q, k and v were made from.
+        unnormed: The same before the block's norm, for mixers that take it.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    num_heads: int
+    regions: Regions
+    key_mask: Tensor | None
+    channels: slice
+    x: Tensor
+    unnormed: Tensor | None
+
+    def heads(self) -> list[Tensor]:
+        """Queries, keys and values as (b, heads, n, c / heads)."""
+        return [split_heads(t, self.num_heads) for t in (self.q, self.k, self.v)]
+
+
+class AttentionMixer(nn.Module, ABC):
+    """Queries, keys and values of every token, attention within each region of the map, a projection.
+
+    Args:
+        dim: Channels of a token.
+        num_heads: Heads of the attention.
+        qkv_bias: Whether queries, keys and values have a bias.
+        window_size: Side of Swin's windows; None for the whole map.
+        shift: Whether the windows are moved by half their side, unless they reach the map's shorter side.
+        split_size: Width of CSwin's stripes: upright ones for one half of the heads, level ones for the
+            other half; None for no stripes.
+        lepe: Whether to add CSwin's locally enhanced position term.
+    """
+
+    # Whether forward() also takes the tokens as they were before the block's norm.
+    takes_unnormed = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        window_size: int | None = None,
+        shift: bool = False,
+        split_size: int | None = None,
+        lepe: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_regions(window_size, split_size, num_heads)
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.shift = shift
+        self.split_size = split_size
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.lepe = LocallyEnhancedPosition(dim) if lepe else None
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Tensor:
+        """x (B, P + H·W, C), P prefix tokens first, to the same shape; unnormed is x before the norm."""
+        q, k, v = self.project(x, hw)
+        kinds = self.regions(x, hw)
+        outs = []
+        for i, regions in enumerate(kinds):
+            width = x.shape[-1] // len(kinds)
+            channels = slice(i * width, (i + 1) * width)
+            part = Part(
+                q=regions.cut(q[..., channels]),
+                k=regions.cut(k[..., channels]),
+                v=regions.cut(v[..., channels]),
+                num_heads=self.num_heads // len(kinds),
+                regions=regions,
+                key_mask=regions.key_mask(x.shape[0], x.device),
+                channels=channels,
+                x=x,
+                unnormed=unnormed,
+            )
+            out = self.attend(part)
+            if self.lepe is not None:
+                out = out + self.lepe(zero_masked(part.v, part.key_mask), regions.window, part.channels)
+            outs.append(regions.join(out))
+        return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
+
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:  # noqa: ARG002 (for reduced maps)
+        """Queries (B, P + H·W, C), keys and values."""
+        return self.qkv(x).chunk(3, dim=-1)
+
+    def regions(self, x: Tensor, hw: tuple[int, int]) -> tuple[Regions, ...]:
+        """The kinds of regions; the channels are shared out among them evenly."""
+        if self.window_size is None and self.split_size is None:
+            return (whole_map(hw),)
+        if x.shape[1] != hw[0] * hw[1]:
+            raise UserError('windows and stripes have no place for a class token: use the whole map')
+        if self.split_size is not None:
+            return stripes(hw, self.split_size)
+        return (square_windows(hw, self.window_size or 0, self.shift),)
+
+    @abstractmethod
+    def attend(self, part: 'Part') -> Tensor:
+        """What each query of a part gets, (b, n, c)."""
+
+
+def _check_regions(window_size: int | None, split_size: int | None, num_heads: int) -> None:
+    for name, value in (('window_size', window_size), ('split_size', split_size)):
+        if value is not None and value < 1:
+            raise UserError(f'{name} {value}: must be at least 1, or None for the whole map')
+    if window_size is not None and split_size is not None:
+        raise UserError(f'window_size {window_size} and split_size {split_size}: give only one of them')
+    if split_size is not None and num_heads % 2:
+        raise UserError(f'stripes need an even number of heads: there are {num_heads}')

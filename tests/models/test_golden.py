@@ -1,0 +1,125 @@
+"""Every stage and the logits against what the authors' code gave, for their own weights.
+
+With INLINE_GOLDEN_DIR set, the files of that folder are checked as well.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+from inline.official.keys import rename
+
+OWN = Path(__file__).parents[1] / 'data' / 'golden'
+FOLDERS = [OWN, *([Path(os.environ['INLINE_GOLDEN_DIR'])] if os.environ.get('INLINE_GOLDEN_DIR') else [])]
+FILES = sorted(path for folder in FOLDERS for path in folder.glob('*.npz'))
+Meta = dict[str, Any]
+
+
+def mixers_of(meta: Meta, depths: list[int], inline: list[dict], softmax: list[dict]) -> list[list[dict]]:
+    """A mixer for each block out of the authors' letters: I, S, or M for both, the number of I after them."""
+    letters = meta.get('attn_type') or 'IIII'
+    mixed = int(letters[4:] or 0)
+    counts = [{'I': depth, 'S': 0, 'M': mixed}[letters[i]] for i, depth in enumerate(depths)]
+    return [
+        [inline[i]] * min(count, depth) + [softmax[i]] * (depth - count)
+        for i, (depth, count) in enumerate(zip(depths, counts, strict=True))
+    ]
+
+
+def build_pvt(meta: Meta) -> nn.Module:
+    softmax = [{'type': 'Softmax', 'sr_ratio': ratio} for ratio in meta.get('sr_ratios', (8, 4, 2, 1))]
+    mixers = mixers_of(meta, meta['depths'], [{'type': 'InLine'}] * 4, softmax)
+    arch = {key: meta[key] for key in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}
+    return InLinePVT(arch, img_size=meta['img_size'], mixers=mixers)
+
+
+def pyramid_arch(meta: Meta, depths: list[int]) -> Meta:
+    return {
+        'embed_dims': [meta['embed_dim'] * 2**i for i in range(4)],
+        'depths': depths,
+        'num_heads': meta['num_heads'],
+        'mlp_ratios': [meta.get('mlp_ratio', 4)] * 4,
+    }
+
+
+def build_swin(meta: Meta, **options: Any) -> nn.Module:
+    window = meta['window_size']
+    softmax = {'type': 'Softmax', 'window_size': max(7, window // 8)}
+    mixers = mixers_of(meta, meta['depths'], [{'type': 'InLine', 'window_size': window}] * 4, [softmax] * 4)
+    return InLineSwin(pyramid_arch(meta, meta['depths']), img_size=meta['img_size'], mixers=mixers, **options)
+
+
+def build_cswin(meta: Meta, **options: Any) -> nn.Module:
+    splits = [*meta['split_size'][:3], None]
+    softmax = [{'type': 'Softmax', 'split_size': split} for split in splits]
+    mixers = mixers_of(meta, meta['depth'], [{'type': 'InLine'}] * 4, softmax)
+    return InLineCSwin(pyramid_arch(meta, meta['depth']), img_size=meta['img_size'], mixers=mixers, **options)
+
+
+def build_deit(meta: Meta) -> nn.Module:
+    arch = {
+        'embed_dims': meta['embed_dim'],
+        'depth': meta['depth'],
+        'num_heads': meta['num_heads'],
+        'patch_size': meta['patch_size'],
+        'mlp_ratio': meta.get('mlp_ratio', 4),
+    }
+    return InLineDeiT(arch, img_size=meta['img_size'], out_type='cls_token')
+
+
+BUILDERS = {'pvt': build_pvt, 'swin': build_swin, 'cswin': build_cswin, 'deit': build_deit}
+
+
+def compute(path: Path, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each output of the file, ours and theirs."""
+    golden = np.load(path)
+    meta = json.loads(bytes(golden['meta']))
+    theirs = {key[2:]: torch.from_numpy(golden[key]) for key in golden if key.startswith('w/')}
+    theirs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in theirs.items()}
+    head = [theirs.pop('head.weight'), theirs.pop('head.bias')]
+    options = {'out_indices': (3,)} if meta['family'] in ('swin', 'cswin') else {}
+    model = BUILDERS[meta['family']](meta, **options).to(dtype).eval()
+    model.load_state_dict(rename(theirs, model.state_dict()))
+    tokens: dict[str, Tensor] = {}
+
+    def keep(name: str, block: nn.Module) -> None:
+        block.register_forward_hook(lambda *args: tokens.__setitem__(name, args[2]))
+
+    if meta['family'] == 'deit':
+        keep('tokens', model.blocks[-1])
+    else:
+        for i, stage in enumerate(model.stages, start=1):
+            keep(f'stage{i}', stage.blocks[-1])
+    with torch.no_grad():
+        features = model(torch.from_numpy(golden['x']).to(dtype))[-1]
+    pooled = features.mean(dim=(2, 3)) if features.dim() == 4 else features
+    tokens['logits'] = pooled @ head[0].T + head[1]
+    outputs = {key[2:] for key in golden if key.startswith('y/')}
+    assert outputs == set(tokens)
+    return {name: (tokens[name], torch.from_numpy(golden[f'y/{name}'])) for name in sorted(outputs)}
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_outputs_agree_with_the_authors_code_in_float64(path: Path) -> None:
+    for name, (ours, theirs) in compute(path, torch.float64).items():
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9, msg=lambda m, name=name: f'{name}: {m}')
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_outputs_agree_with_the_authors_code_in_float32(path: Path) -> None:
+    for name, (ours, theirs) in compute(path, torch.float32).items():
+        torch.testing.assert_close(
+            ours.double(), theirs, rtol=0, atol=1e-5, msg=lambda m, name=name: f'{name}: {m}'
+        )
+
+
+def test_every_family_is_there() -> None:
+    families = {json.loads(bytes(np.load(path)['meta']))['family'] for path in OWN.glob('*.npz')}
+    assert families == set(BUILDERS)
