@@ -14,8 +14,10 @@ FIRST_DIGIT_LABEL = 2
 
 # No digit is covered by later ones by more than this share of its ink.
 MAX_HIDDEN = 0.4
-# The least difference in luminance (of 255) between ink and the mean of what lies around it.
+# The least and greatest difference in luminance (of 255) between ink and the mean of what lies around it;
+# on rough ground it is larger.
 MIN_CONTRAST = 80.0
+MAX_CONTRAST = 160.0
 
 # Longer side of the digit of a classification image, as a share of the image's side.
 CLASSIFICATION_DIGIT_SHARE = (0.5, 0.95)
@@ -226,11 +228,9 @@ def _distinct_ink_colour(
 
 
 def _ink_colour(rng: np.random.Generator, ground: Ground) -> NDArray[np.float32]:
-    """A random BGR colour whose luminance differs from the ground's by at least MIN_CONTRAST."""
-    contrast = rng.uniform(MIN_CONTRAST, 150) + 0.5 * ground.roughness
-    lighter = rng.random() < 0.5
-    if ground.luminance + contrast > 255 or ground.luminance - contrast < 0:
-        lighter = ground.luminance < 127.5
+    """A random BGR colour, lighter than the ground by at least MIN_CONTRAST, or darker where it is bright."""
+    contrast = rng.uniform(MIN_CONTRAST, MAX_CONTRAST) + 0.5 * ground.roughness
+    lighter = ground.luminance + MIN_CONTRAST <= 255
     luminance = np.clip(ground.luminance + (contrast if lighter else -contrast), 0, 255)
     pure = rng.uniform(0, 255, size=3).astype(np.float32)
     chroma = pure - pure @ _BGR_TO_LUMINANCE

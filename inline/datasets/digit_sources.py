@@ -37,6 +37,8 @@ PHOTOGRAPHS = (
 )
 # Larger photographs are shrunk on loading: a crop of them would else be one flat colour.
 MAX_PHOTOGRAPH_SIDE = 448
+# The mean of a background, of 255: dim, so that bright ink stands out from it.
+BRIGHTNESS = (30, 100)
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,14 @@ def crop_photograph(
 
 
 def _jitter_colours(rng: np.random.Generator, image: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Change saturation, contrast, white balance and brightness, all in one linear map of the channels."""
-    saturation, brightness = rng.uniform(0.4, 1.3), rng.uniform(-20, 20)
+    """Dim it, and change saturation, contrast and white balance, in one linear map of the channels."""
+    saturation, brightness = rng.uniform(0.4, 1.3), rng.uniform(*BRIGHTNESS)
     # Contrast is only ever reduced: the background must not drown the digits.
     contrast = rng.uniform(0.3, 0.8)
     gain = rng.uniform(0.8, 1.2, size=3)
+    mean = np.array(cv2.mean(image)[:3])
+    dimming = min(1.0, brightness / max(float(mean.mean()), 1.0))
     matrix = gain[:, None] * contrast * (saturation * np.eye(3) + (1 - saturation) / 3)
-    offset = gain * (1 - contrast) * np.array(cv2.mean(image)[:3]) + brightness
+    offset = gain * (dimming - contrast) * mean
     jittered: NDArray[np.float32] = cv2.transform(image, np.column_stack([matrix, offset]))
     return np.clip(jittered, 0, 255)
