@@ -16,6 +16,15 @@ from torch import Tensor
 
 from inline.errors import UserError
 
+
+class MisfitError(UserError):
+    """The weights are not those of the model; ``problems`` has a line for each key that does not fit."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__('the weights do not fit the model:\n  ' + '\n  '.join(problems))
+        self.problems = problems
+
+
 # What the authors' code stores though it can be computed: not weights.
 DERIVED = re.compile(r'.*\.(relative_position_index|attn_mask)')
 
@@ -88,27 +97,35 @@ def tell_family(theirs: Mapping[str, Tensor]) -> str:
 def rename(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The authors' backbone weights under the keys, and in the shapes, of our backbone's state dict.
 
-    Their classifier's ``head`` is left out. Raises if a key is unknown, missing or of another shape.
+    Their classifier's ``head`` is left out. Raises a :class:`MisfitError` if a key is unknown, missing or
+    of another shape.
     """
     family = tell_family(theirs)
     found: dict[str, list[Tensor]] = defaultdict(list)
-    unknown = []
+    problems = []
     for key, value in theirs.items():
         if DERIVED.fullmatch(key) or key.startswith('head.'):
             continue
         own = _own_key(family, key)
         if own is None or own not in ours:
-            unknown.append(key)
+            problems.append(f'unknown: {key}')
         elif family == 'deit' and key == 'pos_embed':
             found['class_token.position'].append(value[:, :1])
             found[own].append(value[:, 1:])
         else:
             found[own].append(value)
-    missing = [key for key in ours if key not in found]
-    if unknown or missing:
-        lines = [f'unknown: {key}' for key in unknown] + [f'missing: {key}' for key in missing]
-        raise UserError('the weights do not fit the model:\n  ' + '\n  '.join(lines))
-    return {key: _fit(key, torch.cat(values), ours[key]) for key, values in found.items()}
+    renamed = {}
+    for key, own_value in ours.items():
+        if key not in found:
+            problems.append(f'missing: {key}')
+            continue
+        value = _to_map(torch.cat(found[key]), own_value) if _is_table(key) else torch.cat(found[key])
+        if value.shape != own_value.shape:
+            problems.append(f'{key}: {tuple(value.shape)} instead of {tuple(own_value.shape)}')
+        renamed[key] = value
+    if problems:
+        raise MisfitError(problems)
+    return renamed
 
 
 def _own_key(family: str, key: str) -> str | None:
@@ -129,13 +146,13 @@ def _own_key(family: str, key: str) -> str | None:
     return None
 
 
-def _fit(key: str, value: Tensor, own: Tensor) -> Tensor:
-    """Tables of positions become maps; all else must have the shape already."""
-    if key.endswith('position.weight'):
-        # Absolute (1, places, channels), relative (offsets, heads).
-        value = value.unsqueeze(0) if value.dim() == 2 else value
-        if value.numel() == own.numel() and value.shape[-1] == own.shape[1]:
-            return value.transpose(1, 2).reshape(own.shape)
-    if value.shape != own.shape:
-        raise UserError(f'{key} has the shape {tuple(value.shape)}, but the model needs {tuple(own.shape)}')
-    return value
+def _is_table(key: str) -> bool:
+    return key.endswith('position.weight')
+
+
+def _to_map(table: Tensor, own: Tensor) -> Tensor:
+    """Positions, absolute (1, places, channels) or relative (offsets, heads), as a map if they fit it."""
+    table = table.unsqueeze(0) if table.dim() == 2 else table
+    if table.numel() != own.numel() or table.shape[-1] != own.shape[1]:
+        return table
+    return table.transpose(1, 2).reshape(own.shape)
