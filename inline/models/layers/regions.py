@@ -35,7 +35,7 @@ class Regions:
         height, width = self._padded
         return (height // self.window[0]) * (width // self.window[1])
 
-    def cut(self, x: Tensor) -> Tensor:
+    def cut(self, x: Tensor, fill: float | None = None) -> Tensor:
         """(B, H·W, C) → (B·count, h·w, C), the windows of an image one after another."""
         if self.is_whole:
             return x
@@ -43,7 +43,7 @@ class Regions:
         (top, left), (height, width) = self._offset, self._padded
         below, right = height - top - self.hw[0], width - left - self.hw[1]
         if top or left or below or right:
-            x = F.pad(x, (0, 0, left, right, top, below), value=PAD_VALUE)
+            x = F.pad(x, (0, 0, left, right, top, below), value=PAD_VALUE if fill is None else fill)
         x = self._roll(x, -1)
         x = x.unflatten(2, (-1, self.window[1])).unflatten(1, (-1, self.window[0]))
         return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
@@ -102,9 +102,8 @@ class Regions:
 
     def _on_map(self, device: torch.device) -> Tensor:
         """(count, h·w), True for tokens of the map."""
-        height, width = self.hw
-        number = torch.arange(1, height * width + 1, device=device, dtype=torch.float32)
-        return self.cut(number[None, :, None]).nan_to_num(0).squeeze(-1) > 0
+        everywhere = torch.ones(1, self.hw[0] * self.hw[1], 1, device=device)
+        return self.cut(everywhere, fill=0).squeeze(-1) > 0
 
     def _wrapped(self, device: torch.device) -> Tensor:
         """(count, h·w), which borders a token was wrapped around: 0 none, 1 one axis, 2 the other, 3 both."""

@@ -1,0 +1,179 @@
+"""What every family must do, whatever its attention."""
+
+import csv
+
+import pytest
+import torch
+from torch import nn
+
+from inline.engine.complexity import count
+from inline.errors import UserError
+from inline.official.catalogue import OFFICIAL, OfficialModel
+from tests.conftest import ROOT
+from tests.models.families import FAMILIES, build
+
+with (ROOT / 'results' / 'paper' / 'imagenet.csv').open(newline='') as _file:
+    PAPER = {(row['model'], row['resolution']): row for row in csv.DictReader(_file)}
+EVERY = pytest.mark.parametrize('family', FAMILIES)
+MIXES = {
+    'own': None,
+    'inline': {'type': 'InLine'},
+    'softmax': {'type': 'Softmax'},
+    'windows': {'type': 'InLine', 'window_size': 3},
+    'cut windows': {'type': 'InLine', 'window_size': 3, 'wrap': False},
+    'stripes': {'type': 'InLine', 'split_size': 3},
+}
+
+
+@pytest.mark.parametrize('model', OFFICIAL.values(), ids=lambda model: model.name)
+def test_parameters_and_multiply_adds_are_the_papers(model: OfficialModel) -> None:
+    with torch.device('meta'):
+        backbone = model.build()
+        classifier = nn.Linear(backbone.dims[-1], 1000)
+        image = torch.zeros(1, 3, model.img_size, model.img_size)
+        cost = count(backbone, lambda: backbone(image))[-1]
+    paper = PAPER[model.title, str(model.img_size)]
+    head = sum(p.numel() for p in classifier.parameters())
+    assert f'{(cost.parameters + head) / 1e6:.2f}' == paper['params_m']
+    if paper['flops_g']:
+        assert f'{(cost.multiply_adds + 1000 * backbone.dims[-1]) / 1e9:.1f}' == paper['flops_g']
+
+
+@EVERY
+@pytest.mark.parametrize('mix', MIXES)
+@pytest.mark.parametrize(('height', 'width'), [(32, 32), (33, 47), (130, 70), (32, 200)])
+def test_any_mix_takes_any_size(family: str, mix: str, height: int, width: int) -> None:
+    if family == 'InLineDeiT' and mix in ('windows', 'cut windows', 'stripes'):
+        with pytest.raises(UserError, match='no place for a class token'):
+            build(family, mixers=MIXES[mix])(torch.zeros(1, 3, height, width))
+        return
+    torch.manual_seed(0)
+    model = build(family, mixers=MIXES[mix])
+    outs = model(torch.randn(2, 3, height, width))
+    strides = (16,) if family == 'InLineDeiT' else (4, 8, 16, 32)
+    for out, stride in zip(outs, strides, strict=True):
+        assert out.shape[2:] == (-(-height // stride), -(-width // stride))
+        assert out.isfinite().all()
+    sum(out.square().mean() for out in outs).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@EVERY
+def test_an_image_of_a_detector_passes(family: str) -> None:
+    with torch.no_grad():
+        out = build(family)(torch.zeros(1, 3, 800, 1333))[-1]
+    assert out.shape[2:] == ((50, 84) if family == 'InLineDeiT' else (25, 42))
+
+
+@EVERY
+def test_images_of_a_batch_do_not_touch_each_other(family: str) -> None:
+    torch.manual_seed(0)
+    model = build(family).double().eval()
+    x = torch.randn(3, 3, 40, 72, dtype=torch.float64)
+    for together, alone in zip(model(x), model(x[1:2]), strict=True):
+        torch.testing.assert_close(together[1:2], alone, rtol=1e-10, atol=1e-10)
+
+
+@EVERY
+@pytest.mark.parametrize('mix', ['own', 'softmax'])
+def test_gradient_checkpointing_gives_the_same_gradients(family: str, mix: str) -> None:
+    results = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        model = build(family, mixers=MIXES[mix], drop_path_rate=0.3, with_cp=with_cp).double().train()
+        x = torch.randn(2, 3, 48, 64, dtype=torch.float64)
+        torch.manual_seed(1)
+        loss = sum(out.square().mean() for out in model(x))
+        loss.backward()
+        results.append([loss, *(p.grad for p in model.parameters())])
+    for plain, saved in zip(*results, strict=True):
+        torch.testing.assert_close(plain, saved, rtol=1e-10, atol=1e-12)
+
+
+@EVERY
+def test_bfloat16_gives_finite_losses_and_gradients(family: str) -> None:
+    torch.manual_seed(0)
+    model = build(family).train()
+    # Large inputs: what overflows would do so here.
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = sum(out.float().square().mean() for out in model(20 * torch.randn(2, 3, 72, 104)))
+    loss.backward()
+    assert loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+
+
+@EVERY
+def test_weights_of_64_pixels_are_fine_tuned_at_96(family: str) -> None:
+    """Tables are resized, all else is as it was, and a step of training lowers the loss."""
+    torch.manual_seed(0)
+    small, large = build(family, img_size=64), build(family, img_size=96)
+    large.load_state_dict(small.state_dict())
+    resized = 0
+    for (name, before), after in zip(small.named_parameters(), large.parameters(), strict=True):
+        if before.shape == after.shape:
+            assert torch.equal(before, after), name
+        else:
+            resized += 1
+            assert 'position.weight' in name
+            # Values of the resized table stay near those it came from.
+            assert after.abs().max() <= 2 * before.abs().max()
+    assert resized or family == 'InLineCSwin'
+    x, target = torch.randn(4, 3, 96, 96), torch.randn(4)
+    optimizer = torch.optim.SGD(large.parameters(), lr=0.05)
+    losses = []
+    for _ in range(4):
+        loss = (large(x)[-1].flatten(1).square().mean(dim=1) - target).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
+@EVERY
+def test_mixers_can_differ_by_block(family: str) -> None:
+    blocks = [{'type': 'InLine', 'kernel': 'relu'}, {'type': 'Softmax'}]
+    model = build(family, mixers=[*blocks, *blocks] if family == 'InLineDeiT' else [blocks] * 4)
+    names = [type(module.mixer).__name__ for module in model.modules() if hasattr(module, 'mixer')]
+    assert names == ['InLineMixer', 'SoftmaxMixer'] * (len(names) // 2)
+
+
+@pytest.mark.parametrize(
+    ('family', 'options', 'message'),
+    [
+        ('InLineDeiT', {'out_type': 'mean'}, "out_type 'mean': choose one of featmap, cls_token"),
+        ('InLineDeiT', {'out_indices': (5,)}, r'out_indices \(5,\)'),
+        ('InLineDeiT', {'arch': 'huge'}, "unknown arch 'huge': choose one of tiny, small, base"),
+        ('InLineSwin', {'arch': 'large'}, "unknown arch 'large': choose one of tiny, small, base"),
+        ('InLineSwin', {'mixers': {'type': 'InLine', 'window_size': 0}}, 'window_size 0: must be at least 1'),
+        (
+            'InLineSwin',
+            {'mixers': {'type': 'InLine', 'window_size': 7, 'split_size': 7}},
+            'window_size 7 and split_size 7: give only one',
+        ),
+        (
+            'InLineSwin',
+            {'mixers': {'type': 'Softmax', 'window_size': None}},
+            'relative_position needs a window_size',
+        ),
+        ('InLineSwin', {'mixers': {'type': 'Softmax', 'sr_ratio': 2}}, 'sr_ratio 2: .* whole map only'),
+        (
+            'InLineCSwin',
+            {'arch': {'embed_dims': (6, 12, 24, 48), 'depths': (1, 1, 1, 1), 'num_heads': (3, 3, 3, 3)},
+             'mixers': {'type': 'Softmax'}},
+            'stripes need an even number of heads: there are 3',
+        ),
+        (
+            'InLineCSwin',
+            {'arch': {'embed_dims': (8, 16), 'depths': (1, 1), 'num_heads': (2, 2), 'mlp_ratios': (4, 4),
+                      'inline_depths': (2, 0)}},
+            r'inline_depths \(2, 0\): each must be from 0 to its depth of \(1, 1\)',
+        ),
+    ],
+)  # fmt: skip
+def test_bad_arguments_say_the_value_and_what_is_allowed(family: str, options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(family, **options)

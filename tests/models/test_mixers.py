@@ -1,0 +1,139 @@
+"""Mixers in windows and stripes against a loop over the regions; and padding that must not matter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from inline.models.layers import regions as regions_module
+from inline.models.layers import square_windows, stripes
+from inline.models.mixers import InLineMixer, SoftmaxMixer
+from inline.ops import inline_attention_naive, local_residual_naive, softmax_attention_naive
+
+HW = (9, 13)
+
+
+def tokens(channels: int = 8, hw: tuple[int, int] = HW) -> Tensor:
+    return torch.randn(
+        2, hw[0] * hw[1], channels, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+
+
+def window_rows(hw: tuple[int, int], window: int, shift: int) -> list[list[int]]:
+    """The tokens of each part of shifted windows that are cut off at the border, found one by one."""
+    parts: dict[tuple[int, int], list[int]] = {}
+    for y in range(hw[0]):
+        for x in range(hw[1]):
+            key = (-(-(y + 1 - shift) // window), -(-(x + 1 - shift) // window))
+            parts.setdefault(key, []).append(y * hw[1] + x)
+    return list(parts.values())
+
+
+def heads(x: Tensor, count: int) -> Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize('shift', [False, True])
+def test_inline_windows_that_do_not_wrap_are_statistics_of_each_region(shift: bool) -> None:
+    """Means, covariances, mean tokens and neighbours of one region, with the naive ops."""
+    torch.manual_seed(0)
+    mixer = InLineMixer(8, 2, window_size=4, shift=shift, wrap=False).double()
+    x = tokens()
+    q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+    expected = torch.zeros_like(x)
+    for rows in window_rows(HW, 4, 2 if shift else 0):
+        ys, xs = {row // HW[1] for row in rows}, {row % HW[1] for row in rows}
+        own = [heads(t[:, rows], 2) for t in (q, k, v)]
+        attended = inline_attention_naive(*own).transpose(1, 2).flatten(2)
+        kernels = mixer.residual(x[:, rows].mean(dim=1))
+        expected[:, rows] = attended + local_residual_naive(v[:, rows], kernels, (len(ys), len(xs)))
+    torch.testing.assert_close(mixer(x, HW), mixer.proj(expected), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('shift', [False, True])
+def test_softmax_windows_see_their_region_only(shift: bool) -> None:
+    torch.manual_seed(0)
+    mixer = SoftmaxMixer(8, 2, window_size=4, shift=shift, relative_position=True).double()
+    torch.nn.init.normal_(mixer.position.weight)
+    x = tokens()
+    q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+    expected = torch.zeros_like(x)
+    for rows in window_rows(HW, 4, 2 if shift else 0):
+        bias = torch.zeros(2, len(rows), len(rows), dtype=torch.float64)
+        for a, first in enumerate(rows):
+            for b, second in enumerate(rows):
+                dy, dx = first // HW[1] - second // HW[1], first % HW[1] - second % HW[1]
+                bias[:, a, b] = mixer.position.weight[0, :, dy + 3, dx + 3]
+        own = [heads(t[:, rows], 2) for t in (q, k, v)]
+        expected[:, rows] = softmax_attention_naive(*own, bias=bias).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(mixer(x, HW), mixer.proj(expected), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('split', [1, 3, 20])
+def test_softmax_stripes_with_lepe(split: int) -> None:
+    torch.manual_seed(0)
+    mixer = SoftmaxMixer(8, 4, split_size=split, lepe=True).double()
+    x = tokens()
+    q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+    expected = torch.zeros_like(x)
+    upright = [
+        [y * HW[1] + x for y in range(HW[0]) for x in range(HW[1]) if x // split == part]
+        for part in range(13)
+    ]
+    level = [
+        [y * HW[1] + x for y in range(HW[0]) for x in range(HW[1]) if y // split == part] for part in range(9)
+    ]
+    for channels, parts in ((slice(0, 4), upright), (slice(4, 8), level)):
+        for rows in filter(None, parts):
+            ys, xs = {row // HW[1] for row in rows}, {row % HW[1] for row in rows}
+            own = [heads(t[:, rows, channels], 2) for t in (q, k, v)]
+            kernel = mixer.lepe.conv.weight[channels].reshape(1, 4, 9).expand(2, -1, -1)
+            lepe = local_residual_naive(v[:, rows, channels], kernel, (len(ys), len(xs)))
+            attended = softmax_attention_naive(*own).transpose(1, 2).flatten(2)
+            expected[:, rows, channels] = attended + lepe + mixer.lepe.conv.bias[channels]
+    torch.testing.assert_close(mixer(x, HW), mixer.proj(expected), rtol=1e-10, atol=1e-12)
+
+
+MIXERS = {
+    'inline windows': lambda: InLineMixer(8, 2, window_size=4),
+    'inline shifted': lambda: InLineMixer(8, 2, window_size=4, shift=True),
+    'inline cut': lambda: InLineMixer(8, 2, window_size=4, shift=True, wrap=False),
+    'inline stripes': lambda: InLineMixer(8, 2, split_size=4, lepe=True, kernel='exp'),
+    'softmax windows': lambda: SoftmaxMixer(8, 2, window_size=4, relative_position=True),
+    'softmax shifted': lambda: SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True),
+    'softmax stripes': lambda: SoftmaxMixer(8, 2, split_size=4, lepe=True),
+}
+
+
+@pytest.mark.parametrize('fill', [float('nan'), 1e3])
+@pytest.mark.parametrize('kind', MIXERS)
+def test_what_is_in_the_padding_changes_no_token(
+    kind: str, fill: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    mixer, x = MIXERS[kind]().double(), tokens()
+    clean = mixer(x, HW)
+    cotangent = torch.randn_like(clean)
+    gradients = torch.autograd.grad(clean, list(mixer.parameters()), cotangent)
+    monkeypatch.setattr(regions_module, 'PAD_VALUE', fill)
+    dirty = mixer(x, HW)
+    torch.testing.assert_close(dirty, clean, rtol=0, atol=1e-12)
+    if fill == fill:
+        dirty_gradients = torch.autograd.grad(dirty, list(mixer.parameters()), cotangent)
+        torch.testing.assert_close(dirty_gradients, gradients, rtol=0, atol=1e-12)
+
+
+def test_the_padding_was_there() -> None:
+    """Else the test above would prove nothing."""
+    device = torch.device('cpu')
+    assert square_windows(HW, 4, shifted=True).key_mask(1, device) is not None
+    assert all(part.key_mask(1, device) is not None for part in stripes(HW, 4))
+
+
+def test_the_mean_before_the_norm_is_of_the_whole_map() -> None:
+    torch.manual_seed(0)
+    mixer = InLineMixer(8, 2, mean_before_norm=True, split_size=3).double()
+    x, unnormed = tokens(), tokens() ** 2
+    out = mixer(x, HW, unnormed)
+    # Any order of the tokens has the same mean; another mean gives another output.
+    torch.testing.assert_close(out, mixer(x, HW, unnormed.flip(1)))
+    assert not torch.allclose(out, mixer(x, HW, unnormed + 1))

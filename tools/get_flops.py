@@ -1,0 +1,54 @@
+#!/usr/bin/env python
+"""Count the parameters and multiply-adds of a config's model, part by part.
+
+Attention counts at its true cost: InLine grows with the number of tokens, softmax with its square.
+"""
+
+from inline.compat import prepare
+from inline.errors import OneLineParser, UserError, exit_on_user_error
+
+# Height and width where the config does not decide: what papers report.
+USUAL_SHAPES = {'mmdet': (800, 1280), 'mmseg': (512, 512)}
+
+
+def main() -> None:
+    prepare()
+    from inline.engine.complexity import count_config
+    from inline.engine.config import CfgOptions, load_config
+
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument('config', help='config file')
+    parser.add_argument(
+        '--shape',
+        type=int,
+        nargs=2,
+        metavar=('H', 'W'),
+        help='height and width of the image (default: the backbone’s img_size for a classifier, 800 1280 '
+        'for a detector, 512 512 for a segmentor)',
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=CfgOptions,
+        default={},
+        metavar='KEY=VALUE',
+        help='override settings',
+    )
+    args = parser.parse_args()
+    cfg = load_config(args.config, args.cfg_options)
+    size = cfg.model.backbone.get('img_size', 224)
+    usual = USUAL_SHAPES.get(cfg.default_scope, (size, size) if isinstance(size, int) else tuple(size))
+    shape = tuple(args.shape or usual)
+    if min(shape) < 1:
+        raise UserError(f'--shape {shape[0]} {shape[1]}: must be two sizes in pixels')
+    costs = count_config(cfg, shape)
+    width = max(len(cost.part) for cost in costs)
+    print(f'input {shape[0]}×{shape[1]}')
+    print(f'{"part":<{width}}  {"params (M)":>10}  {"FLOPs (G)":>10}')
+    for cost in costs:
+        print(f'{cost.part:<{width}}  {cost.parameters / 1e6:>10.2f}  {cost.multiply_adds / 1e9:>10.2f}')
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()
