@@ -8,9 +8,10 @@ import pytest
 import torch
 from mmengine.registry import MODELS as ROOT_MODELS
 
-from inline import models
+from inline import models, openmmlab
 from inline.errors import UserError
 from inline.openmmlab import InLinePVT
+from tests.models.families import FAMILIES
 
 SMALL = {
     'embed_dims': (16, 32, 40, 64),
@@ -83,6 +84,28 @@ def test_frozen_stages_take_no_gradient_and_stay_in_evaluation_mode(
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert changed
     assert not [name for name in changed if prefixes and name.startswith(prefixes)]
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_frozen_stages_of_every_family_stay_frozen_through_train(family: str) -> None:
+    _, options = FAMILIES[family]
+    model = getattr(openmmlab, family)(**options, img_size=64, frozen_stages=2, drop_path_rate=0.2)
+    frozen = [module for part in model.parts()[:3] for module in part]
+    before = [parameter.clone() for module in frozen for parameter in module.parameters()]
+    model.train()
+    assert not any(child.training for module in frozen for child in module.modules())
+    assert any(parameter.requires_grad for parameter in model.parameters())
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=1.0)
+    sum(out.square().mean() for out in model(torch.randn(2, 3, 64, 64))).backward()
+    optimizer.step()
+    after = [parameter for module in frozen for parameter in module.parameters()]
+    assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_every_family_is_registered_under_its_name(family: str) -> None:
+    _, options = FAMILIES[family]
+    assert type(ROOT_MODELS.build({'type': f'inline.{family}', **options})).__module__ == 'inline.openmmlab'
 
 
 def test_autocast_computes_in_bfloat16_and_returns_float32() -> None:

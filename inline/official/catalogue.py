@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from inline.errors import UserError
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
-FAMILIES: dict[str, type[nn.Module]] = {
+Backbone = InLineDeiT | InLinePVT | InLineSwin | InLineCSwin
+FAMILIES: dict[str, type[Backbone]] = {
     'deit': InLineDeiT,
     'pvt': InLinePVT,
     'swin': InLineSwin,
@@ -35,7 +34,7 @@ class OfficialModel:
         family = {'deit': 'DeiT', 'pvt': 'PVT', 'swin': 'Swin', 'cswin': 'CSwin'}[self.family]
         return f'InLine-{family}-{self.arch[0].upper()}'
 
-    def build(self) -> nn.Module:
+    def build(self) -> Backbone:
         """The backbone as a classifier uses it."""
         if self.family == 'deit':
             return InLineDeiT(self.arch, out_type='cls_token')

@@ -27,8 +27,9 @@ def mixers_of(meta: Meta, depths: list[int], inline: list[dict], softmax: list[d
     letters = meta.get('attn_type') or 'IIII'
     mixed = int(letters[4:] or 0)
     counts = [{'I': depth, 'S': 0, 'M': mixed}[letters[i]] for i, depth in enumerate(depths)]
+    bias = {'qkv_bias': meta.get('qkv_bias', True)}
     return [
-        [inline[i]] * min(count, depth) + [softmax[i]] * (depth - count)
+        [{**inline[i], **bias}] * min(count, depth) + [{**softmax[i], **bias}] * (depth - count)
         for i, (depth, count) in enumerate(zip(depths, counts, strict=True))
     ]
 
@@ -71,7 +72,8 @@ def build_deit(meta: Meta) -> nn.Module:
         'patch_size': meta['patch_size'],
         'mlp_ratio': meta.get('mlp_ratio', 4),
     }
-    return InLineDeiT(arch, img_size=meta['img_size'], out_type='cls_token')
+    mixer = {'type': 'InLine', 'qkv_bias': meta.get('qkv_bias', True)}
+    return InLineDeiT(arch, img_size=meta['img_size'], mixers=mixer, out_type='cls_token')
 
 
 BUILDERS = {'pvt': build_pvt, 'swin': build_swin, 'cswin': build_cswin, 'deit': build_deit}
