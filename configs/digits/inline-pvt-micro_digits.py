@@ -15,7 +15,7 @@ model = dict(
 # short and the rate grows slowly.
 optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.9)))
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=650),
+    dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=300),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=2100, val_interval=350)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=1000, val_interval=250)

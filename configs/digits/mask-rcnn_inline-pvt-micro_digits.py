@@ -21,4 +21,4 @@ model = dict(
     ),
     test_cfg=dict(rpn=dict(nms_pre=300, max_per_img=100)),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=240, val_interval=60)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=160, val_interval=80)

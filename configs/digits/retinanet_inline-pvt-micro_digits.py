@@ -14,4 +14,4 @@ model = dict(
 )
 val_evaluator = dict(metric='bbox')
 test_evaluator = val_evaluator
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=240, val_interval=60)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=160, val_interval=80)

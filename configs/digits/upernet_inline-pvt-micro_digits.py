@@ -1,7 +1,7 @@
 _base_ = ['mmseg::_base_/models/upernet_r50.py', '../_base_/digits/segmentation.py']
 norm_cfg = dict(type='GN', num_groups=8)
 model = dict(
-    data_preprocessor=dict(size=(96, 96)),
+    data_preprocessor=dict(size=(88, 88)),
     pretrained=None,
     backbone=dict(_delete_=True, **_base_.backbone),
     decode_head=dict(
@@ -20,4 +20,4 @@ model = dict(
         norm_cfg=norm_cfg,
     ),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=750, val_interval=150)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=800, val_interval=200)

@@ -13,7 +13,9 @@ BACKGROUND_LABEL = 1
 FIRST_DIGIT_LABEL = 2
 
 # No digit is covered by later ones by more than this share of its ink.
-MAX_HIDDEN = 0.4
+MAX_HIDDEN = 0.3
+# Nor do the boxes of two digits share more than this of the smaller one.
+MAX_BOX_OVERLAP = 0.25
 # The least and greatest difference in luminance (of 255) between ink and the mean of what lies around it;
 # on rough ground it is larger.
 MIN_CONTRAST = 80.0
@@ -145,8 +147,8 @@ def _image_rng(seed: int, split: Split, kind: int, index: int) -> np.random.Gene
 
 def _draw_glyph(rng: np.random.Generator, digit: NDArray[np.float32], size: float) -> NDArray[np.float32]:
     """Turn (8, 8) ink density into an opacity patch in 0..1 whose ink box has the longer side `size`."""
-    angle = np.deg2rad(rng.uniform(-20, 20))
-    aspect, shear = np.exp(rng.uniform(-0.15, 0.15)), rng.uniform(-0.2, 0.2)
+    angle = np.deg2rad(rng.uniform(-15, 15))
+    aspect, shear = np.exp(rng.uniform(-0.15, 0.15)), rng.uniform(-0.15, 0.15)
     # The lower the threshold on density, the bolder the stroke.
     threshold = rng.uniform(0.38, 0.5)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -191,7 +193,7 @@ def _place_in_scene(
         mask = np.zeros((size, size), dtype=np.bool_)
         mask[place] = glyph > 0.5
         readable = all((other.mask & ~mask).sum() >= (1 - MAX_HIDDEN) * other.ink for other in drawn)
-        crowded = any(_overlap_share(place, other.place) > 0.5 for other in drawn)
+        crowded = any(_overlap_share(place, other.place) > MAX_BOX_OVERLAP for other in drawn)
         # Calm ground first; the last attempt takes any (127.5 is the most), so no scene stays empty.
         if readable and not crowded and _ground(canvas[place], glyph).roughness <= 41 + 3 * attempt:
             return glyph, place, mask

@@ -51,12 +51,12 @@ class DigitScenesOptions:
     classification_size: int = _option(48, 32, 1024, 'side of a classification image in pixels')
     num_classification_train: int = _option(20_000, 10, 999_999, 'classification images to train on')
     num_classification_val: int = _option(1_000, 10, 999_999, 'classification images to validate on')
-    scene_size: int = _option(128, 32, 2048, 'side of a scene in pixels')
-    num_scenes_train: int = _option(1_500, 1, 999_999, 'scenes to train on')
-    num_scenes_val: int = _option(250, 1, 999_999, 'scenes to validate on')
+    scene_size: int = _option(88, 32, 2048, 'side of a scene in pixels')
+    num_scenes_train: int = _option(2_000, 1, 999_999, 'scenes to train on')
+    num_scenes_val: int = _option(200, 1, 999_999, 'scenes to validate on')
     max_digits: int = _option(6, 1, 50, 'a scene has 1 to this many digits')
-    min_digit_size: int = _option(28, 12, 2048, 'longer side of the smallest digit of a scene in pixels')
-    max_digit_size: int = _option(72, 12, 2048, 'longer side of the largest digit of a scene in pixels')
+    min_digit_size: int = _option(26, 12, 2048, 'longer side of the smallest digit of a scene in pixels')
+    max_digit_size: int = _option(48, 12, 2048, 'longer side of the largest digit of a scene in pixels')
 
     def __post_init__(self) -> None:
         for option in fields(self):

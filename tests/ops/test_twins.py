@@ -86,12 +86,25 @@ def test_linear_attention(kernel: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize('masked', [False, True])
-def test_softmax_attention(masked: bool) -> None:
+@pytest.mark.parametrize('biased', [False, True])
+def test_softmax_attention(biased: bool, masked: bool) -> None:
     mask = make_mask(2, 15) if masked else None
+    bias = torch.randn(3, 15, 15, dtype=torch.float64) if biased else None
+    if bias is not None:
+        bias[:, 4:7, 2:9] = float('-inf')
     assert_twins(
-        lambda *qkv: softmax_attention(*qkv, key_mask=mask),
-        lambda *qkv: softmax_attention_naive(*qkv, key_mask=mask),
+        lambda *qkv: softmax_attention(*qkv, key_mask=mask, bias=bias),
+        lambda *qkv: softmax_attention_naive(*qkv, key_mask=mask, bias=bias),
         make_qkv(2, 3, 15),
+    )
+
+
+def test_the_bias_of_softmax_attention_takes_gradients() -> None:
+    q, k, v = make_qkv(2, 3, 6)
+    assert_twins(
+        lambda bias: softmax_attention(q, k, v, bias=bias),
+        lambda bias: softmax_attention_naive(q, k, v, bias=bias),
+        [torch.randn(3, 6, 6, dtype=torch.float64)],
     )
 
 

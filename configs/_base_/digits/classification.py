@@ -5,7 +5,7 @@ data_preprocessor = dict(
 )
 _dataset = dict(type='CustomDataset', data_root='data/digit_scenes/classification', with_label=True)
 train_dataloader = dict(
-    batch_size=64,
+    batch_size=48,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
@@ -20,7 +20,6 @@ train_dataloader = dict(
                 crop_ratio_range=(0.75, 1.0),
                 aspect_ratio_range=(0.85, 1.18),
             ),
-            dict(type='ColorJitter', brightness=0.3, contrast=0.3, saturation=0.3),
             dict(type='PackInputs'),
         ],
     ),

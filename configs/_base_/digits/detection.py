@@ -1,4 +1,4 @@
-# Scenes of one to six digits, 128×128, with COCO boxes and masks.
+# Scenes of one to six digits, 88×88, with COCO boxes and masks.
 _base_ = ['../runtime/mmdet.py', 'backbone.py', 'optimizer.py']
 _dataset = dict(
     type='CocoDataset',
@@ -19,7 +19,7 @@ train_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(type='PhotoMetricDistortion'),
-            dict(type='Resize', scale=(128, 128), keep_ratio=True),
+            dict(type='Resize', scale=(88, 88), keep_ratio=True),
             dict(type='PackDetInputs'),
         ],
     ),
@@ -36,7 +36,7 @@ val_dataloader = dict(
         test_mode=True,
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(128, 128), keep_ratio=True),
+            dict(type='Resize', scale=(88, 88), keep_ratio=True),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
                 type='PackDetInputs',

@@ -3,9 +3,6 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=1.0),
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys=dict(position=dict(decay_mult=0.0))
-    ),
 )
 # The cosine runs to the last iteration, whatever that is; the warm-up multiplies its beginning.
 param_scheduler = [
