@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS as ROOT_MODELS
+from torch import nn
 
 from inline import models, openmmlab
 from inline.errors import UserError
@@ -106,6 +109,36 @@ def test_frozen_stages_of_every_family_stay_frozen_through_train(family: str) ->
 def test_every_family_is_registered_under_its_name(family: str) -> None:
     _, options = FAMILIES[family]
     assert type(ROOT_MODELS.build({'type': f'inline.{family}', **options})).__module__ == 'inline.openmmlab'
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_layer_wise_decay_of_the_learning_rate(family: str) -> None:
+    """Whichever toolbox trains: each block learns at half the next one's rate, the head at the full one."""
+    _, options = FAMILIES[family]
+    backbone = getattr(openmmlab, family)(**options, img_size=64)
+    model = nn.ModuleDict({'backbone': backbone, 'head': nn.Linear(2, 2)})
+    wrapper = build_optim_wrapper(
+        model,
+        {
+            'type': 'OptimWrapper',
+            'optimizer': {'type': 'AdamW', 'lr': 1.0, 'weight_decay': 0.05},
+            'constructor': 'inline.LayerDecayConstructor',
+            'paramwise_cfg': {'layer_decay_rate': 0.5},
+        },
+    )
+    rates = {
+        id(parameter): group['lr']
+        for group in wrapper.optimizer.param_groups
+        for parameter in group['params']
+    }
+    own = [
+        rates[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if name.endswith('mixer.proj.weight')
+    ]
+    assert all(later == pytest.approx(2 * earlier) for earlier, later in pairwise(own))
+    assert own[-1] == 0.25
+    assert rates[id(model['head'].weight)] == 1.0
 
 
 def test_autocast_computes_in_bfloat16_and_returns_float32() -> None:

@@ -36,7 +36,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         )
     try:
         cfg = Config.fromfile(str(path))
-    except (FileNotFoundError, KeyError, SyntaxError) as error:
+    except (FileNotFoundError, KeyError, SyntaxError, TypeError) as error:
         raise UserError(f'config {str(path)!r} cannot be read: {error}') from error
     try:
         cfg.merge_from_dict(dict(options or {}))
@@ -48,6 +48,15 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
             f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
         )
     return cfg
+
+
+def set_data_root(cfg: Config, root: str | Path) -> None:
+    """Let `root` be the folder that configs call ``data``, wherever they name it."""
+    for _, node in walk_dicts(cfg._cfg_dict):
+        for key in ('data_root', 'ann_file'):
+            value = node.get(key)
+            if isinstance(value, str) and Path(value).parts[:1] == ('data',):
+                node[key] = str(Path(root, *Path(value).parts[1:]))
 
 
 def check_paths(cfg: Config, dataloaders: tuple[str, ...]) -> None:
@@ -95,7 +104,10 @@ def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
 def _data_hint(path: Path, dataloader: str) -> str:
     if 'digit_scenes' in path.parts:
         return 'make it with `python tools/make_digit_scenes.py`'
-    return f'set {dataloader}.dataset.data_root with --cfg-options'
+    return (
+        'name the folder that holds the data sets with --data-root or INLINE_DATA_ROOT, '
+        f'or set {dataloader}.dataset.data_root with --cfg-options'
+    )
 
 
 def _checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:

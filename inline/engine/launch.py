@@ -9,7 +9,14 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from inline.engine.config import CfgOptions, check_checkpoint, check_paths, load_config, walk_dicts
+from inline.engine.config import (
+    CfgOptions,
+    check_checkpoint,
+    check_paths,
+    load_config,
+    set_data_root,
+    walk_dicts,
+)
 from inline.engine.distributed import adapt_to_hardware
 from inline.errors import UserError
 
@@ -18,6 +25,12 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that training and testing share."""
     parser.add_argument(
         '--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)'
+    )
+    parser.add_argument(
+        '--data-root',
+        default=os.environ.get('INLINE_DATA_ROOT'),
+        metavar='FOLDER',
+        help='folder that holds the data sets, what configs call data/ (default: $INLINE_DATA_ROOT, or data)',
     )
     parser.add_argument(
         '--cfg-options',
@@ -42,6 +55,8 @@ def read_config(args: argparse.Namespace) -> Config:
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
+    if args.data_root:
+        set_data_root(cfg, args.data_root)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:

@@ -173,3 +173,20 @@ def test_mixers_can_differ_by_block(family: str) -> None:
 def test_bad_arguments_say_the_value_and_what_is_allowed(family: str, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(family, **options)
+
+
+@EVERY
+def test_layer_depths_grow_from_the_image_to_the_output(family: str) -> None:
+    model = build(family)
+    depths = {
+        name: model.get_layer_depth(f'backbone.{name}', 'backbone.') for name, _ in model.named_parameters()
+    }
+    counts = {count for _, count in depths.values()}
+    blocks = sum(1 for module in model.modules() if hasattr(module, 'mixer'))
+    assert counts == {blocks + 2}
+    first = 'patch_embed.proj.weight' if family == 'InLineDeiT' else 'stages.0.downsample.proj.weight'
+    assert depths[first][0] == 0
+    numbers = [depth for name, (depth, _) in depths.items() if '.mixer.proj.weight' in name]
+    assert numbers == list(range(1, blocks + 1))
+    if family != 'InLinePVT':
+        assert max(depth for depth, _ in depths.values()) == blocks + 1

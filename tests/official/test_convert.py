@@ -13,6 +13,7 @@ from torch import Tensor
 from inline.errors import UserError
 from inline.official.catalogue import OFFICIAL
 from inline.official.convert import convert, read_checkpoint
+from tests.configs.stand_ins import write_all
 from tests.conftest import ROOT, run_tool
 
 SHAPES = json.loads((ROOT / 'tests' / 'data' / 'golden' / 'official_state_dicts.json').read_text())
@@ -157,3 +158,20 @@ def test_a_converted_checkpoint_is_what_the_toolboxes_load(tmp_path: Path) -> No
     )
     head = torch.load(tmp_path / 'ours.pth', weights_only=True)['state_dict']['head.fc.weight']
     assert torch.equal(head, theirs['head.weight'])
+    write_all(tmp_path / 'data')
+    tested = run_tool(
+        'tools/test.py',
+        'configs/inline_deit/inline-deit-tiny_8xb512_in1k.py',
+        tmp_path / 'ours.pth',
+        '--work-dir',
+        tmp_path / 'test',
+        '--cfg-options',
+        'test_dataloader.num_workers=0',
+        'test_dataloader.persistent_workers=False',
+        INLINE_DATA_ROOT=str(tmp_path / 'data'),
+    )
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    output = tested.stdout + tested.stderr
+    assert 'accuracy/top1' in output
+    assert 'missing keys' not in output
+    assert 'unexpected key' not in output

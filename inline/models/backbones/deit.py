@@ -117,6 +117,14 @@ class InLineDeiT(nn.Module):
                 outs.append(out[:, 0] if self.out_type == 'cls_token' else tokens_to_map(out[:, 1:], hw))
         return tuple(outs)
 
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """For layer-wise learning-rate decay: a parameter's depth, and how many depths there are."""
+        words = param_name.removeprefix(prefix).split('.')
+        last = len(self.blocks) + 1
+        if words[0] == 'blocks':
+            return int(words[1]) + 1, last + 1
+        return (last if words[0] == 'norm' else 0), last + 1
+
     def parts(self) -> list[list[nn.Module]]:
         """The modules from the input on: what reads the image, then a list for each block."""
         return [[self.patch_embed, self.class_token, self.position], *[[block] for block in self.blocks]]

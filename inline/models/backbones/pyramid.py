@@ -90,6 +90,7 @@ class Pyramid(nn.Module):
     ) -> None:
         super().__init__()
         self.dims = tuple(dims)
+        self.depths = tuple(len(stage.blocks) for stage in stages)
         self.out_indices = check_out_indices(out_indices, len(stages))
         self.with_cp = with_cp
         self.stages = nn.ModuleList(stages)
@@ -113,6 +114,19 @@ class Pyramid(nn.Module):
         first = self.stages[0]
         stem = [module for name, module in first.named_children() if name != 'blocks']
         return [stem, *[[stage] for stage in self.stages]]
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """For layer-wise learning-rate decay: a parameter's depth, and how many depths there are.
+
+        What reads the image has depth 0, the first block 1; a stage's downsampling goes with the block
+        before it, norms of the outputs come last.
+        """
+        words = param_name.removeprefix(prefix).split('.')
+        last = sum(self.depths) + 1
+        if words[0] != 'stages':
+            return last, last + 1
+        before = sum(self.depths[: int(words[1])])
+        return before + (int(words[3]) + 1 if words[2] == 'blocks' else 0), last + 1
 
     def _normalise(self, x: Tensor, stage: int) -> Tensor:
         if not self.out_norms:

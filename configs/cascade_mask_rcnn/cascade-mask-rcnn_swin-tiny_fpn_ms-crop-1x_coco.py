@@ -1,0 +1,4 @@
+_base_ = 'cascade-mask-rcnn_inline-swin-tiny_fpn_ms-crop-1x_coco.py'
+model = dict(
+    backbone=dict(mixers=dict(type='Softmax'), init_cfg=dict(checkpoint='checkpoints/swin-tiny.pth'))
+)

@@ -1,0 +1,2 @@
+_base_ = 'inline-deit-small_8xb128_in1k-288px.py'
+model = dict(backbone=dict(mixers=dict(type='Softmax')))

@@ -1,0 +1,2 @@
+_base_ = 'inline-deit-tiny_8xb512_in1k.py'
+model = dict(backbone=dict(mixers=dict(type='Softmax')))

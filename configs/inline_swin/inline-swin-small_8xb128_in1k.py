@@ -1,0 +1,2 @@
+_base_ = 'inline-swin-tiny_8xb128_in1k.py'
+model = dict(backbone=dict(arch='small', drop_path_rate=0.3))

@@ -1,0 +1,2 @@
+_base_ = 'inline-swin-small_8xb128_in1k.py'
+model = dict(backbone=dict(mixers=dict(type='Softmax')))

@@ -1,0 +1,4 @@
+_base_ = 'retinanet_inline-pvt-medium_fpn_1x_coco.py'
+model = dict(
+    backbone=dict(mixers=dict(type='Softmax'), init_cfg=dict(checkpoint='checkpoints/pvt-medium.pth'))
+)

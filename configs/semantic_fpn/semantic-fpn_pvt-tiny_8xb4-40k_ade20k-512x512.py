@@ -1,0 +1,2 @@
+_base_ = 'semantic-fpn_inline-pvt-tiny_8xb4-40k_ade20k-512x512.py'
+model = dict(backbone=dict(mixers=dict(type='Softmax'), init_cfg=dict(checkpoint='checkpoints/pvt-tiny.pth')))

@@ -1,0 +1,91 @@
+"""One leaf of each family and task takes two real steps of training, on small images."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmengine.config import Config
+
+from inline.engine.config import load_config, set_data_root, walk_dicts
+from inline.engine.launch import build_runner, drop_pretrained
+from tests.configs.stand_ins import write_all
+from tests.conftest import ROOT
+
+LEAVES = [
+    'inline_deit/inline-deit-tiny_8xb512_in1k',
+    'inline_pvt/inline-pvt-tiny_8xb128_in1k',
+    'inline_swin/inline-swin-tiny_8xb128_in1k',
+    'inline_cswin/inline-cswin-tiny_8xb128_in1k',
+    'mask_rcnn/mask-rcnn_inline-deit-tiny_1x_coco',
+    'mask_rcnn/mask-rcnn_inline-pvt-tiny_fpn_1x_coco',
+    'mask_rcnn/mask-rcnn_inline-cswin-tiny_fpn_1x_coco',
+    'retinanet/retinanet_inline-pvt-tiny_fpn_1x_coco',
+    'cascade_mask_rcnn/cascade-mask-rcnn_inline-swin-tiny_fpn_ms-crop-3x_coco',
+    'semantic_fpn/semantic-fpn_inline-pvt-tiny_8xb4-40k_ade20k-512x512',
+    'upernet/upernet_inline-deit-tiny_8xb2-160k_ade20k-512x512',
+    'upernet/upernet_inline-swin-tiny_8xb2-160k_ade20k-512x512',
+    'upernet/upernet_inline-cswin-tiny_8xb2-160k_ade20k-512x512',
+]
+# What makes a pipeline's images small, by the type of its steps.
+SMALL: dict[str, dict[str, Any]] = {
+    'RandomResizedCrop': {'scale': 64},
+    'Resize': {'scale': (160, 128)},
+    'RandomChoiceResize': {'scales': [(128, 160)]},
+    'RandomResize': {'scale': (160, 128), 'ratio_range': (1.0, 1.0)},
+}
+
+
+@pytest.fixture(scope='module')
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp('data')
+    write_all(root)
+    return root
+
+
+def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
+    """Two steps of two small images each, from random weights, without validation."""
+    drop_pretrained(cfg.model)
+    set_data_root(cfg, root)
+    cfg.work_dir = str(work_dir)
+    cfg.launcher = 'none'
+    for _, step in walk_dicts(cfg.train_dataloader.dataset.pipeline):
+        step.update(SMALL.get(step.get('type'), {}))
+        if step.get('type') == 'RandomCrop':
+            step['crop_size'] = (96, 96)
+    if cfg.default_scope == 'mmseg':
+        cfg.model.data_preprocessor.size = (96, 96)
+    for _, sampler in walk_dicts(cfg.model.get('train_cfg')):
+        if 'num' in sampler:
+            sampler['num'] = 16
+    cfg.train_dataloader.update(
+        batch_size=2, num_workers=0, persistent_workers=False, sampler={'type': 'InfiniteSampler'}
+    )
+    cfg.train_dataloader.pop('batch_sampler', None)
+    cfg.train_cfg = {'type': 'IterBasedTrainLoop', 'max_iters': 2, 'val_interval': 100}
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
+    cfg.param_scheduler = []
+    cfg.custom_hooks = []
+    cfg.default_hooks.logger = {'type': 'LoggerHook', 'interval': 1, 'log_metric_by_epoch': False}
+    cfg.default_hooks.checkpoint = {'type': 'CheckpointHook', 'by_epoch': False, 'interval': 100}
+
+
+@pytest.mark.parametrize('leaf', LEAVES, ids=[Path(leaf).name for leaf in LEAVES])
+def test_two_steps_of_training(leaf: str, stand_ins: Path, tmp_path: Path) -> None:
+    cfg = load_config(ROOT / 'configs' / f'{leaf}.py')
+    shrink(cfg, stand_ins, tmp_path)
+    runner = build_runner(cfg)
+    before = {name: p.detach().clone() for name, p in runner.model.named_parameters()}
+    runner.train()
+    losses = runner.message_hub.get_scalar('train/loss')
+    assert len(losses.data[0]) == 2
+    assert all(math.isfinite(loss) for loss in losses.data[0])
+    unchanged = [
+        name for name, p in runner.model.named_parameters() if p.requires_grad and (p == before[name]).all()
+    ]
+    # Layers for boxes or masks that no sample reached may rest, and so may the last block's local residual
+    # where the class token alone is read; the rest of the backbone must not.
+    resting = 'blocks.11.mixer.residual' if cfg.model.backbone.get('out_type') == 'cls_token' else None
+    idle = [name for name in unchanged if name.startswith('backbone.') and not (resting and resting in name)]
+    assert not idle
