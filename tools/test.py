@@ -14,6 +14,9 @@ def main() -> None:
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--out', metavar='FILE.pkl', help='write all predictions to this file')
     parser.add_argument('--show-dir', help='draw every prediction into this folder')
+    parser.add_argument(
+        '--tta', action='store_true', help='test every image at several scales and flipped (segmentation)'
+    )
     add_common_arguments(parser)
     test(parser.parse_args())
 

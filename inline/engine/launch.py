@@ -89,6 +89,8 @@ def test(args: argparse.Namespace) -> None:
     cfg.load_from = args.checkpoint
     # The checkpoint holds all weights: those to start training from need not be here.
     drop_pretrained(cfg.model)
+    if args.tta:
+        use_tta(cfg)
     if args.out is not None:
         # mmdet's own version stores masks run-length encoded, not as dense tensors.
         kind = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
@@ -131,6 +133,14 @@ def drop_pretrained(model: ConfigDict) -> None:
         init_cfg = part.get('init_cfg')
         if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
             part['init_cfg'] = None
+
+
+def use_tta(cfg: Config) -> None:
+    """Let the toolbox's wrapper merge the predictions for several versions of each image."""
+    if cfg.get('tta_pipeline') is None or cfg.get('tta_model') is None:
+        raise UserError('--tta needs tta_pipeline and tta_model in the config: those for ADE20K have them')
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
 def draw_predictions(cfg: Config, folder: str) -> None:

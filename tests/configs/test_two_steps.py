@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 
 from inline.engine.config import load_config, set_data_root, walk_dicts
 from inline.engine.launch import build_runner, drop_pretrained
 from tests.configs.stand_ins import write_all
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_tool
 
 LEAVES = [
     'inline_deit/inline-deit-tiny_8xb512_in1k',
@@ -89,3 +91,34 @@ def test_two_steps_of_training(leaf: str, stand_ins: Path, tmp_path: Path) -> No
     resting = 'blocks.11.mixer.residual' if cfg.model.backbone.get('out_type') == 'cls_token' else None
     idle = [name for name in unchanged if name.startswith('backbone.') and not (resting and resting in name)]
     assert not idle
+
+
+def test_several_scales_and_flips_by_a_flag(stand_ins: Path, tmp_path: Path) -> None:
+    config = ROOT / 'configs' / 'semantic_fpn' / 'semantic-fpn_inline-pvt-tiny_8xb4-40k_ade20k-512x512.py'
+    cfg = load_config(config)
+    drop_pretrained(cfg.model)
+    init_default_scope('mmseg')
+    torch.save({'state_dict': MODELS.build(cfg.model).state_dict()}, tmp_path / 'model.pth')
+    done = run_tool(
+        'tools/test.py',
+        config,
+        tmp_path / 'model.pth',
+        '--tta',
+        '--data-root',
+        stand_ins,
+        '--work-dir',
+        tmp_path,
+        '--cfg-options',
+        'test_dataloader.num_workers=0',
+        'test_dataloader.persistent_workers=False',
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 'mIoU' in done.stdout + done.stderr
+    assert 'unexpected key' not in done.stdout + done.stderr
+
+
+def test_the_flag_is_refused_where_a_config_has_no_scales(tmp_path: Path) -> None:
+    torch.save({'state_dict': {}}, tmp_path / 'model.pth')
+    done = run_tool('tools/test.py', f'configs/{LEAVES[0]}.py', tmp_path / 'model.pth', '--tta')
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: --tta needs tta_pipeline')
