@@ -15,7 +15,6 @@ from torch import nn
 
 from inline.engine.config import load_config, set_data_root
 from inline.engine.launch import drop_pretrained
-from tests.configs.stand_ins import write_all
 from tests.conftest import ROOT
 
 CONFIGS = sorted(path for path in (ROOT / 'configs').rglob('*.py') if '_base_' not in path.parts)
@@ -35,6 +34,12 @@ def read(path: Path) -> Config:
 
 def every(paths: list[Path]) -> Any:
     return pytest.mark.parametrize('path', paths, ids=[path.stem for path in paths])
+
+
+def twin_of(baseline: Path) -> Path:
+    """The InLine config beside a softmax baseline."""
+    name = re.sub(r'(deit|pvt|cswin|(?<!c)swin)-', r'inline-\1-', baseline.name, count=1)
+    return baseline.with_name(name)
 
 
 def build(cfg: Config) -> nn.Module:
@@ -62,8 +67,7 @@ def test_all_that_is_promised_is_there() -> None:
         assert f'upernet_inline-swin-{size}_8xb2-160k_ade20k-512x512' in names
     # Every softmax baseline stands beside the InLine model that it differs from in the mixer.
     for path in BASELINES:
-        twin = re.sub(r'(deit|pvt|cswin|(?<!c)swin)-', r'inline-\1-', path.stem, count=1)
-        assert twin in names, path.stem
+        assert twin_of(path).stem in names, path.stem
 
 
 @every(CONFIGS)
@@ -110,8 +114,7 @@ def check_heads(cfg: Config, model: nn.Module) -> None:
 
 @every(BASELINES)
 def test_a_baseline_differs_from_its_twin_in_the_mixer_alone(path: Path) -> None:
-    twin = path.with_name(re.sub(r'(deit|pvt|cswin|(?<!c)swin)-', r'inline-\1-', path.name, count=1))
-    own, other = read(path).to_dict(), read(twin).to_dict()
+    own, other = read(path).to_dict(), read(twin_of(path)).to_dict()
     assert own['model']['backbone'].pop('mixers') == {'type': 'Softmax'}
     for config in (own, other):
         config['model']['backbone'].pop('init_cfg', None)
@@ -176,13 +179,6 @@ def check_weight_decay(cfg: Config, model: nn.Module) -> None:
             or (cfg.default_scope == 'mmpretrain' and (parameter.ndim == 1 or 'class_token' in name))
         )
         assert decay[id(parameter)] == (0 if exempt else base), name
-
-
-@pytest.fixture(scope='module')
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp('data')
-    write_all(root)
-    return root
 
 
 def distinct_pipelines(paths: list[Path]) -> list[Path]:

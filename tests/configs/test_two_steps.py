@@ -11,7 +11,6 @@ from mmengine.registry import MODELS, init_default_scope
 
 from inline.engine.config import load_config, set_data_root, walk_dicts
 from inline.engine.launch import build_runner, drop_pretrained
-from tests.configs.stand_ins import write_all
 from tests.conftest import ROOT, run_tool
 
 LEAVES = [
@@ -36,13 +35,6 @@ SMALL: dict[str, dict[str, Any]] = {
     'RandomChoiceResize': {'scales': [(128, 160)]},
     'RandomResize': {'scale': (160, 128), 'ratio_range': (1.0, 1.0)},
 }
-
-
-@pytest.fixture(scope='module')
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp('data')
-    write_all(root)
-    return root
 
 
 def shrink(cfg: Config, root: Path, work_dir: Path) -> None:

@@ -6,37 +6,31 @@ from torch import Tensor, nn
 from inline.models.layers.maps import map_to_tokens
 
 
-class PatchEmbed(nn.Module):
-    """Cut a map into patches that do not overlap, and project each to a token.
+class ConvEmbed(nn.Module):
+    """A convolution, and if wanted a norm: CSwin's embedding, whose patches overlap.
 
-    A size that is not a whole number of patches is padded with zeros below and on the right.
+    A size that is not a whole number of strides is padded with zeros below and on the right.
     """
 
-    def __init__(self, in_channels: int, dim: int, patch_size: int, norm: bool = True) -> None:
-        super().__init__()
-        self.patch_size = patch_size
-        self.proj = nn.Conv2d(in_channels, dim, kernel_size=patch_size, stride=patch_size)
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
-        x = self.proj(pad_to_multiple(x, self.patch_size))
-        return self.norm(map_to_tokens(x)), (x.shape[-2], x.shape[-1])
-
-
-class ConvEmbed(nn.Module):
-    """CSwin's embedding: a convolution whose patches overlap, and a norm."""
-
-    def __init__(self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int) -> None:
+    def __init__(
+        self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int, norm: bool = True
+    ) -> None:
         super().__init__()
         self.stride = stride
         self.proj = nn.Conv2d(in_channels, dim, kernel_size, stride, padding)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
         x = self.proj(pad_to_multiple(x, self.stride))
         return self.norm(map_to_tokens(x)), (x.shape[-2], x.shape[-1])
+
+
+class PatchEmbed(ConvEmbed):
+    """Cut a map into patches that do not overlap, and project each to a token."""
+
+    def __init__(self, in_channels: int, dim: int, patch_size: int, norm: bool = True) -> None:
+        super().__init__(in_channels, dim, patch_size, patch_size, padding=0, norm=norm)
 
 
 class PatchMerging(nn.Module):

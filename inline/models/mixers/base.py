@@ -57,6 +57,8 @@ class AttentionMixer(nn.Module, ABC):
 
     # Whether forward() also takes the tokens as they were before the block's norm.
     takes_unnormed = False
+    # Whether shifted windows hold tokens of the opposite side of the map.
+    wrap = True
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class AttentionMixer(nn.Module, ABC):
             raise UserError('windows and stripes have no place for a class token: use the whole map')
         if self.split_size is not None:
             return stripes(hw, self.split_size)
-        return (square_windows(hw, self.window_size or 0, self.shift),)
+        return (square_windows(hw, self.window_size or 0, self.shift, self.wrap),)
 
     @abstractmethod
     def attend(self, part: 'Part') -> Tensor:

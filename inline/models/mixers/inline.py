@@ -1,6 +1,5 @@
 from torch import Tensor, nn
 
-from inline.models.layers import Regions, square_windows
 from inline.models.mixers.base import AttentionMixer, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
@@ -42,12 +41,6 @@ class InLineMixer(AttentionMixer):
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.wrap = wrap
         self.takes_unnormed = residual and mean_before_norm
-
-    def regions(self, x: Tensor, hw: tuple[int, int]) -> tuple[Regions, ...]:
-        regions = super().regions(x, hw)
-        if self.window_size is None or self.wrap:
-            return regions
-        return (square_windows(hw, self.window_size, self.shift, wrap=False),)
 
     def attend(self, part: Part) -> Tensor:
         out = merge_heads(inline_attention(*part.heads(), kernel=self.kernel, key_mask=part.key_mask))
