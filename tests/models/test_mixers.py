@@ -137,3 +137,17 @@ def test_the_mean_before_the_norm_is_of_the_whole_map() -> None:
     # Any order of the tokens has the same mean; another mean gives another output.
     torch.testing.assert_close(out, mixer(x, HW, unnormed.flip(1)))
     assert not torch.allclose(out, mixer(x, HW, unnormed + 1))
+
+
+@pytest.mark.parametrize('queries', [slice(None), slice(3, 7)])
+@pytest.mark.parametrize('kind', MIXERS)
+def test_weights_are_those_that_the_mixer_applies(kind: str, queries: slice) -> None:
+    torch.manual_seed(0)
+    mixer, x = MIXERS[kind]().double(), tokens()
+    if isinstance(mixer, InLineMixer):
+        mixer.residual = None
+    for part in mixer.parts(x, HW):
+        weights = mixer.weights(part, queries)
+        attended = (weights @ part.heads()[2]).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(attended, mixer.attend(part)[:, queries], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=x.dtype))

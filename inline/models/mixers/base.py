@@ -1,6 +1,7 @@
 """What all attention mixers share: projections, the regions that tokens attend within, LePE."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from inline.errors import UserError
 from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
 from inline.models.mixers.heads import split_heads
 from inline.ops.masking import zero_masked
+
+ALL_QUERIES = slice(None)
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,22 @@ class AttentionMixer(nn.Module, ABC):
 
     def forward(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Tensor:
         """x (B, P + H·W, C), P prefix tokens first, to the same shape; unnormed is x before the norm."""
+        outs = []
+        for part in self.parts(x, hw, unnormed):
+            out = self.attend(part)
+            if self.lepe is not None:
+                out = out + self.lepe(zero_masked(part.v, part.key_mask), part.regions.window, part.channels)
+            outs.append(part.regions.join(out))
+        return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
+
+    def parts(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Iterator[Part]:
+        """One part for each kind of regions, with its share of the channels."""
         q, k, v = self.project(x, hw)
         kinds = self.regions(x, hw)
-        outs = []
+        width = x.shape[-1] // len(kinds)
         for i, regions in enumerate(kinds):
-            width = x.shape[-1] // len(kinds)
             channels = slice(i * width, (i + 1) * width)
-            part = Part(
+            yield Part(
                 q=regions.cut(q[..., channels]),
                 k=regions.cut(k[..., channels]),
                 v=regions.cut(v[..., channels]),
@@ -99,11 +111,6 @@ class AttentionMixer(nn.Module, ABC):
                 x=x,
                 unnormed=unnormed,
             )
-            out = self.attend(part)
-            if self.lepe is not None:
-                out = out + self.lepe(zero_masked(part.v, part.key_mask), regions.window, part.channels)
-            outs.append(regions.join(out))
-        return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
 
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:  # noqa: ARG002 (for reduced maps)
         """Queries (B, P + H·W, C), keys and values."""
@@ -120,8 +127,15 @@ class AttentionMixer(nn.Module, ABC):
         return (square_windows(hw, self.window_size or 0, self.shift, self.wrap),)
 
     @abstractmethod
-    def attend(self, part: 'Part') -> Tensor:
+    def attend(self, part: Part) -> Tensor:
         """What each query of a part gets, (b, n, c)."""
+
+    @abstractmethod
+    def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
+        """What the chosen queries of a part give each of its keys, (b, heads, M, N), by the naive twin.
+
+        The attention alone: without a local residual and without LePE.
+        """
 
 
 def _check_regions(window_size: int | None, split_size: int | None, num_heads: int) -> None:

@@ -1,9 +1,9 @@
 from torch import Tensor, nn
 
-from inline.models.mixers.base import AttentionMixer, Part
+from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
-from inline.ops import inline_attention, local_residual
+from inline.ops import inline_attention, inline_attention_weights, local_residual
 from inline.ops.kernels import check_kernel
 from inline.ops.masking import masked_mean
 
@@ -48,6 +48,10 @@ class InLineMixer(AttentionMixer):
             return out
         kernels = self.residual(self._mean_tokens(part))[:, part.channels]
         return out + local_residual(part.v, kernels, part.regions.window, key_mask=part.key_mask)
+
+    def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
+        q, k, _ = part.heads()
+        return inline_attention_weights(q[:, :, queries], k, kernel=self.kernel, key_mask=part.key_mask)
 
     def _mean_tokens(self, part: Part) -> Tensor:
         """The mean token of each region, (b, C)."""

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from inline.errors import UserError
 from inline.models.layers import PatchEmbed, Regions, RelativePositionBias, tokens_to_map
-from inline.models.mixers.base import AttentionMixer, Part
+from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
-from inline.ops import softmax_attention
+from inline.ops import softmax_attention, softmax_attention_weights
 from inline.ops.masking import zero_masked
 
 
@@ -63,12 +63,21 @@ class SoftmaxMixer(AttentionMixer):
         bias = self._bias(part.regions, q)
         if bias is None:
             return merge_heads(softmax_attention(q, k, v))
-        # The bias differs by window and head, not by image: windows go to the heads' axis.
-        k, v = zero_masked(k, part.key_mask), zero_masked(v, part.key_mask)
         count, heads = part.regions.count, part.num_heads
-        by_image = (t.unflatten(0, (-1, count)).flatten(1, 2) for t in (q, k, v))
-        out = softmax_attention(*by_image, bias=bias.flatten(0, 1))
-        return merge_heads(out.unflatten(1, (count, heads)).flatten(0, 1))
+        k, v = zero_masked(k, part.key_mask), zero_masked(v, part.key_mask)
+        q, k, v = (_windows_to_heads(t, count) for t in (q, k, v))
+        out = softmax_attention(q, k, v, bias=bias.flatten(0, 1))
+        return merge_heads(_heads_to_windows(out, heads))
+
+    def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
+        q, k, _ = part.heads()
+        bias = self._bias(part.regions, q)
+        if bias is None:
+            return softmax_attention_weights(q[:, :, queries], k)
+        k = zero_masked(k, part.key_mask)
+        q, k = (_windows_to_heads(t, part.regions.count) for t in (q, k))
+        weights = softmax_attention_weights(q[:, :, queries], k, bias=bias.flatten(0, 1)[:, queries])
+        return _heads_to_windows(weights, part.num_heads)
 
     def _bias(self, regions: Regions, q: Tensor) -> Tensor | None:
         """(count, heads, N, N), −∞ where a token must not attend to another; None if there is nothing."""
@@ -79,3 +88,14 @@ class SoftmaxMixer(AttentionMixer):
         bias = q.new_zeros(1, tokens, tokens) if self.position is None else self.position(regions.window)
         bias = bias.to(q.dtype).expand(regions.count, q.shape[1], -1, -1)
         return bias if allowed is None else torch.where(allowed[:, None], bias, float('-inf'))
+
+
+# The bias differs by window and head, not by image: windows go to the heads' axis and back.
+def _windows_to_heads(x: Tensor, count: int) -> Tensor:
+    """(B·count, heads, N, d) → (B, count·heads, N, d)."""
+    return x.unflatten(0, (-1, count)).flatten(1, 2)
+
+
+def _heads_to_windows(x: Tensor, heads: int) -> Tensor:
+    """(B, count·heads, N, d) → (B·count, heads, N, d)."""
+    return x.unflatten(1, (-1, heads)).flatten(0, 1)
