@@ -8,6 +8,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from inline import models
+from inline.engine.pretrained import load_pretrained
 from inline.errors import UserError
 from inline.registry import MODELS
 
@@ -56,6 +57,17 @@ class ToolboxBackbone(BaseModule):
         with torch.autocast(x.device.type, AUTOCAST_DTYPES[self.autocast]):
             outs = super().forward(x)
         return tuple(out.float() for out in outs)
+
+    def init_weights(self) -> None:
+        """As ``init_cfg`` says; pretrained weights last, and only those of the same architecture."""
+        configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
+        begun_before = self._is_init
+        self.init_cfg = [config for config in configs if config['type'] != 'Pretrained']
+        super().init_weights()
+        self.init_cfg = configs
+        for config in configs:
+            if config['type'] == 'Pretrained' and not begun_before:
+                load_pretrained(self, config['checkpoint'], config.get('prefix') or '')
 
     def train(self, mode: bool = True) -> 'ToolboxBackbone':
         super().train(mode)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config, ConfigDict
+from mmengine.model import BaseTTAModel
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from inline.engine.config import (
     CfgOptions,
@@ -18,6 +21,8 @@ from inline.engine.config import (
     walk_dicts,
 )
 from inline.engine.distributed import adapt_to_hardware
+from inline.engine.finetune import fit_to_own_data
+from inline.engine.pretrained import check_whole
 from inline.errors import UserError
 
 
@@ -57,6 +62,7 @@ def read_config(args: argparse.Namespace) -> Config:
     cfg.launcher = args.launcher
     if args.data_root:
         set_data_root(cfg, args.data_root)
+    fit_to_own_data(cfg)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
@@ -100,12 +106,21 @@ def test(args: argparse.Namespace) -> None:
     if args.show_dir is not None:
         draw_predictions(cfg, args.show_dir)
     check_paths(cfg, ('test_dataloader',))
-    build_runner(cfg).test()
+    runner = build_runner(cfg)
+    check_whole(_unwrap(runner.model), args.checkpoint)
+    runner.test()
 
 
 def build_runner(cfg: Config) -> Runner:
     adapt_to_hardware(cfg)
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """The model inside the wrappers for several processes and for several versions of an image."""
+    while isinstance(model, DistributedDataParallel | BaseTTAModel):
+        model = model.module
+    return model
 
 
 def use_amp(cfg: Config) -> None:

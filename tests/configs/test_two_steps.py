@@ -40,6 +40,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
     """Two steps of two small images each, from random weights, without validation."""
     drop_pretrained(cfg.model)
+    # Stochastic depth may leave out a block in both steps.
+    cfg.model.backbone.drop_path_rate = 0.0
     set_data_root(cfg, root)
     cfg.work_dir = str(work_dir)
     cfg.launcher = 'none'

@@ -1,0 +1,131 @@
+"""The configs for one's own data, from a folder to a trained and tested model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from inline.engine.config import load_config, set_data_root
+from inline.engine.finetune import fit_to_own_data
+from inline.errors import UserError
+from tests.conftest import ROOT, run_tool
+
+FINETUNE = ROOT / 'configs' / 'finetune'
+CONFIGS = sorted(FINETUNE.glob('*.py'))
+
+
+@pytest.fixture(scope='module')
+def own_data(digit_scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The digit scenes as a user would hold them, with classes of other names than the configs know."""
+    root = tmp_path_factory.mktemp('own')
+    coco = root / 'coco'
+    (coco / 'annotations').mkdir(parents=True)
+    for split, folder in (('train', 'training'), ('val', 'validation')):
+        content = json.loads((digit_scenes / f'instances_{split}.json').read_text())
+        for category in content['categories']:
+            category['name'] = f'digit {category["name"]}'
+        (coco / 'annotations' / f'instances_{split}.json').write_text(json.dumps(content))
+        shutil.copytree(digit_scenes / 'images' / folder, coco / split)
+    maps = root / 'maps'
+    shutil.copytree(digit_scenes / 'images', maps / 'images')
+    shutil.copytree(digit_scenes / 'annotations', maps / 'annotations')
+    (maps / 'classes.txt').write_text('\n'.join(['none', 'background', *'0123456789']))
+    return {'image-folder': digit_scenes / 'classification', 'coco-format': coco, 'label-maps': maps}
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_models_get_the_classes_of_the_data(path: Path, own_data: dict[str, Path]) -> None:
+    from mmengine.registry import DATASETS, MODELS, init_default_scope
+
+    cfg = load_config(path)
+    kind = cfg.own_data
+    assert path.stem.endswith(kind)
+    set_data_root(cfg, own_data[kind])
+    fit_to_own_data(cfg)
+    init_default_scope(cfg.default_scope)
+    for split in ('train', 'val', 'test'):
+        dataset = DATASETS.build(cfg[f'{split}_dataloader'].dataset)
+        classes = {
+            'image-folder': tuple('0123456789'),
+            'coco-format': tuple(f'digit {i}' for i in range(10)),
+            'label-maps': ('none', 'background', *'0123456789'),
+        }[kind]
+        assert tuple(dataset.metainfo['classes']) == classes
+        assert dataset[0]['inputs'].shape[0] == 3
+    with torch.device('meta'):
+        model = MODELS.build(cfg.model)
+    if kind == 'image-folder':
+        assert model.head.fc.out_features == 10
+    elif kind == 'label-maps':
+        assert model.decode_head.num_classes == model.decode_head.conv_seg.out_channels == 12
+        assert len(dataset.metainfo['palette']) == 12
+    else:
+        heads = model.bbox_head if hasattr(model, 'bbox_head') else model.roi_head.bbox_head
+        assert heads.num_classes == 10
+
+
+STEPS = {
+    'inline-pvt-micro_image-folder': ['train_cfg.max_epochs=1'],
+    'retinanet_inline-pvt-micro_coco-format': ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=4'],
+    'semantic-fpn_inline-pvt-micro_label-maps': [
+        'train_cfg.max_iters=4',
+        'train_dataloader.batch_size=4',
+        'default_hooks.checkpoint.interval=4',
+    ],
+}
+
+
+@pytest.mark.parametrize('name', STEPS)
+def test_from_a_folder_to_a_tested_model(name: str, own_data: dict[str, Path], tmp_path: Path) -> None:
+    config = FINETUNE / f'{name}.py'
+    data = own_data[name.split('_')[-1]]
+    digits = load_config(ROOT / 'configs' / 'digits' / 'inline-pvt-micro_digits.py')
+    from mmengine.registry import MODELS, init_default_scope
+
+    init_default_scope('mmpretrain')
+    torch.save({'state_dict': MODELS.build(digits.model).state_dict()}, tmp_path / 'start.pth')
+    quick = [f'{split}_dataloader.num_workers=0' for split in ('train', 'val', 'test')]
+    quick += [f'{split}_dataloader.persistent_workers=False' for split in ('train', 'val', 'test')]
+    common = ['--data-root', data, '--work-dir', tmp_path / 'work', '--cfg-options', *quick, *STEPS[name]]
+    done = run_tool('tools/train.py', config, '--pretrained', tmp_path / 'start.pth', *common)
+    assert done.returncode == 0, done.stderr[-2000:]
+    out = done.stdout + done.stderr
+    assert 'own data: ' in out
+    assert f'pretrained weights {str(tmp_path / "start.pth")!r}: ' in out
+    checkpoint = (tmp_path / 'work' / 'last_checkpoint').read_text().strip()
+    done = run_tool('tools/test.py', config, checkpoint, *common)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_weights_of_another_model_are_refused_in_one_line(
+    own_data: dict[str, Path], tmp_path: Path
+) -> None:
+    from inline.models import InLineSwin
+
+    weights = {f'backbone.{name}': value for name, value in InLineSwin('tiny').state_dict().items()}
+    torch.save({'state_dict': weights}, tmp_path / 'swin.pth')
+    config = FINETUNE / 'inline-pvt-tiny_image-folder.py'
+    common = ['--data-root', own_data['image-folder'], '--work-dir', tmp_path / 'work']
+    done = run_tool('tools/train.py', config, '--pretrained', tmp_path / 'swin.pth', *common)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f'error: weights {str(tmp_path / "swin.pth")!r} are of another architecture')
+    done = run_tool('tools/test.py', config, tmp_path / 'swin.pth', *common)
+    assert done.returncode == 2
+    assert 'is of another model than the config' in done.stderr.strip().splitlines()[-1]
+
+
+def test_masks_are_not_trained_without_masks(own_data: dict[str, Path], tmp_path: Path) -> None:
+    data = tmp_path / 'boxes'
+    shutil.copytree(own_data['coco-format'], data)
+    path = data / 'annotations' / 'instances_train.json'
+    content = json.loads(path.read_text())
+    for annotation in content['annotations']:
+        annotation['segmentation'] = []
+    path.write_text(json.dumps(content))
+    cfg = load_config(FINETUNE / 'mask-rcnn_inline-swin-tiny_coco-format.py')
+    set_data_root(cfg, data)
+    with pytest.raises(UserError, match='annotations without a segmentation, and the config trains masks'):
+        fit_to_own_data(cfg)
