@@ -17,7 +17,7 @@ demo: setup  ## train one InLine backbone for three tasks on digit scenes and wr
 	$(RUN) tools/demo.py
 
 test: lint  ## formatter, linter, type checker and all tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n logical --maxprocesses 8
 
 lint: setup  ## formatter check, linter and type checker
 	$(RUN) -m ruff format --check .

@@ -1,40 +1,55 @@
 #!/usr/bin/env python
-"""Write the tables of the README anew from the data files that they name.
+"""Write the tables of the README and of docs/ anew from the data in results/.
 
-A table stands between ``<!-- table: FILE.csv -->`` and ``<!-- end of table -->``; FILE is relative to the
-repository.
+A table stands between ``<!-- table: SOURCE -->`` and ``<!-- end of table -->``. SOURCE is a CSV file of the
+repository, or the name of a table that tools/reproduce.py knows, shown as expected beside measured.
 """
 
 import csv
 import re
 from pathlib import Path
 
+from inline.compat import prepare
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / 'README.md'
-TABLE = re.compile(r'(<!-- table: (?P<file>\S+) -->\n).*?(<!-- end of table -->)', re.DOTALL)
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+TABLE = re.compile(r'(<!-- table: (?P<source>\S+) -->\n).*?(<!-- end of table -->)', re.DOTALL)
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument('--check', action='store_true', help='change nothing; fail if a table is out of date')
     args = parser.parse_args()
-    text = README.read_text()
-    current = TABLE.sub(lambda match: f'{match[1]}{markdown_table(ROOT / match["file"])}{match[3]}', text)
-    if args.check and current != text:
-        raise UserError('README.md has a table that is out of date: run `python tools/update_readme.py`')
-    if not args.check:
-        README.write_text(current)
+    prepare()
+    for page in PAGES:
+        text = page.read_text()
+        current = TABLE.sub(lambda match: f'{match[1]}{markdown_table(match["source"])}{match[3]}', text)
+        if args.check and current != text:
+            raise UserError(
+                f'{page.name} has a table that is out of date: run `python tools/update_readme.py`'
+            )
+        if not args.check:
+            page.write_text(current)
 
 
-def markdown_table(path: Path) -> str:
-    if not path.is_file():
-        raise UserError(f'README.md names the table {str(path)!r}, which does not exist')
-    with path.open(newline='') as file:
-        header, *rows = csv.reader(file)
+def markdown_table(source: str) -> str:
+    header, *rows = read_table(source)
     lines = [header, ['---'] * len(header), *rows]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+
+
+def read_table(source: str) -> list[list[str]]:
+    if not source.endswith('.csv'):
+        from inline.reproduce.markdown import table_rows
+        from inline.reproduce.tables import find_table
+
+        return table_rows(find_table(source), ROOT / 'results' / 'measured')
+    path = ROOT / source
+    if not path.is_file():
+        raise UserError(f'a page names the table {source!r}, which does not exist')
+    with path.open(newline='') as file:
+        return list(csv.reader(file))
 
 
 if __name__ == '__main__':

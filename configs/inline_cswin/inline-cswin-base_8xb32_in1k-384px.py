@@ -1,4 +1,4 @@
-# Fine-tuned from the weights of 224 pixels: give them with --pretrained.
+# Fine-tuned from the weights of 224 pixels.
 _base_ = ['../_base_/imagenet/data_384.py', '../_base_/imagenet/recipe_timm.py']
 model = dict(
     backbone=dict(type='inline.InLineCSwin', arch='base', img_size=384, out_indices=(3,), drop_path_rate=0.7),
@@ -10,3 +10,4 @@ param_scheduler = [dict(type='CosineAnnealingLR', eta_min_ratio=2e-2, by_epoch=T
 train_cfg = dict(max_epochs=20)
 custom_hooks = [dict(type='EMAHook', momentum=1 - 0.9996 ** (256 / 4096), priority='ABOVE_NORMAL')]
 auto_scale_lr = dict(base_batch_size=256)
+load_from = 'checkpoints/inline-cswin-base.pth'

@@ -1,4 +1,4 @@
-# Fine-tuned from the weights of 224 pixels: give them with --pretrained. Images are not cropped for testing.
+# Fine-tuned from the weights of 224 pixels. Images are not cropped for testing.
 _base_ = ['../_base_/imagenet/data_384.py', '../_base_/imagenet/recipe.py']
 model = dict(
     backbone=dict(type='inline.InLineSwin', arch='base', img_size=384, out_indices=(3,), drop_path_rate=0.5),
@@ -16,3 +16,4 @@ param_scheduler = [
 ]
 train_cfg = dict(max_epochs=30)
 auto_scale_lr = dict(base_batch_size=512)
+load_from = 'checkpoints/inline-swin-base.pth'

@@ -78,6 +78,7 @@ def train(args: argparse.Namespace) -> None:
         cfg.model.backbone.init_cfg = ConfigDict(
             type='Pretrained', checkpoint=args.pretrained, prefix='backbone.'
         )
+        cfg.load_from = None
     if args.amp:
         use_amp(cfg)
     if args.auto_scale_lr:

@@ -32,9 +32,9 @@ def read_scalars(run_dir: Path) -> list[Record]:
     return records
 
 
-def read_test_metrics(run_dir: Path) -> Record:
-    """Metrics of the newest finished test, empty if there is none."""
-    for path in sorted(run_dir.glob('test/*/*.json'), reverse=True):
+def read_test_metrics(test_dir: Path) -> Record:
+    """Metrics of the newest finished test in its work directory, empty if there is none."""
+    for path in sorted(test_dir.glob('*/*.json'), reverse=True):
         if path.stem == path.parent.name:
             for metrics in _parse([path.read_text()]):
                 return metrics

@@ -78,7 +78,7 @@ def collect_results(demo_dir: Path) -> list[RunResult]:
 def _collect_run(run_dir: Path, *, title: str, model: str, task: _Task) -> RunResult:
     records = read_scalars(run_dir)
     training = training_records(records)
-    tested = read_test_metrics(run_dir)
+    tested = read_test_metrics(run_dir / 'test')
     curves = {LOSS: curve(training, 'loss')}
     curves |= {label: curve(records, key, scale) for label, (key, scale) in task.metrics.items()}
     return RunResult(

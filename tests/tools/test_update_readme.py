@@ -13,4 +13,4 @@ def test_the_readme_shows_the_data_as_it_is() -> None:
 def test_a_csv_becomes_a_markdown_table(tmp_path: Path) -> None:
     (tmp_path / 'table.csv').write_text('model,top-1\nsmall,82.0\nlarge,\n')
     expected = '| model | top-1 |\n| --- | --- |\n| small | 82.0 |\n| large |  |\n'
-    assert markdown_table(tmp_path / 'table.csv') == expected
+    assert markdown_table(str(tmp_path / 'table.csv')) == expected

@@ -1,0 +1,182 @@
+#!/usr/bin/env python
+"""Reproduce the tables of the paper: list their rows, show what one needs, or run them.
+
+A run tests the weights you give, or trains and then tests with --train, through tools/train.py and
+tools/test.py. Each result goes to results/measured/TABLE.csv with commit, hardware, versions and date, and
+is shown beside what is expected. Stopped, it goes on when run again; rows that are done are not done twice.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inline.compat import prepare
+from inline.errors import OneLineParser, UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from inline.reproduce.tables import Row
+
+ROOT = Path(__file__).resolve().parents[1]
+UNKNOWN = '–'
+
+
+def main() -> None:
+    args = parse_args()
+    prepare()
+    {'list': list_rows, 'show': show_row, 'run': run_rows}[args.action](args)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest='action', required=True, metavar='list|show|run')
+    listing = actions.add_parser('list', help='the rows of a table, or of all')
+    listing.add_argument('--table', help='imagenet, coco, ade20k or digits (default: all)')
+    show = actions.add_parser('show', help='what a row needs, and the commands that make it')
+    show.add_argument('--table', required=True)
+    show.add_argument('--row', required=True)
+    run = actions.add_parser('run', help='measure one row, several, or a whole table')
+    run.add_argument('--table', required=True)
+    run.add_argument('--row', action='append', help='a row of the table, may be given again (default: all)')
+    run.add_argument(
+        '--weights',
+        type=Path,
+        metavar='CHECKPOINT',
+        help='the weights to test; with --train, those that the backbone starts from',
+    )
+    run.add_argument('--train', action='store_true', help='train first')
+    run.add_argument('--data-root', default=os.environ.get('INLINE_DATA_ROOT'), metavar='FOLDER')
+    run.add_argument('--nproc', type=int, default=1, help='processes, as a rule one a GPU (default: 1)')
+    run.add_argument('--amp', action='store_true', help='train with mixed precision')
+    run.add_argument(
+        '--auto-scale-lr', action='store_true', help='fit the learning rate to another total batch'
+    )
+    run.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE')
+    run.add_argument('--again', action='store_true', help='measure rows anew that have been measured')
+    run.add_argument(
+        '--work-dir', type=Path, default=Path('work_dirs/reproduce'), help='(default: %(default)s)'
+    )
+    for action in (listing, show, run):
+        action.add_argument(
+            '--results',
+            type=Path,
+            default=ROOT / 'results' / 'measured',
+            metavar='FOLDER',
+            help='where measured figures are kept (default: results/measured)',
+        )
+    return parser.parse_args()
+
+
+def list_rows(args: argparse.Namespace) -> None:
+    from inline.reproduce.measured import find_measured
+    from inline.reproduce.tables import TABLES, find_table
+
+    for table in [find_table(args.table)] if args.table else TABLES.values():
+        lines = [['row', 'config', 'weights to test', 'weights to train from', 'expected', 'measured']]
+        for row in table.rows.values():
+            lines.append(
+                [
+                    row.name,
+                    str(row.config.relative_to(ROOT)),
+                    f'checkpoints/{row.released}.pth' if row.released else 'yours',
+                    row.starts_from or 'none',
+                    format_figures(row, row.expected),
+                    format_figures(row, find_measured(row, args.results) or {}),
+                ]
+            )
+        print(f'{table.name}\n{align(lines)}\n')
+
+
+def show_row(args: argparse.Namespace) -> None:
+    from inline.reproduce.measured import read_measured
+    from inline.reproduce.tables import find_table
+
+    row = find_table(args.table).row(args.row)
+    config = row.config.relative_to(ROOT)
+    print(f'row       {row.name} of table {row.table.name}')
+    print(f'config    {config}')
+    print(
+        f'expected  {format_figures(row, row.expected)}' + (f' (source: {row.source})' if row.source else '')
+    )
+    for line in read_measured(row.table, args.results):
+        if line['row'] == row.name:
+            origin = f'{line["how"]} {line["date"]}, commit {line["commit"]}'
+            print(f'measured  {format_figures(row, line)} ({origin})')
+    this = f'python tools/reproduce.py run --table {row.table.name} --row {row.name}'
+    if row.released:
+        weights = f'checkpoints/{row.released}.pth'
+        print(f'test      python tools/convert_checkpoint.py {row.released} {weights}')
+        print(f'          {this} --weights {weights}')
+    else:
+        print(f'test      {this} --weights YOURS.pth')
+    if row.starts_from:
+        print(f'train     (starts from {row.starts_from}: python tools/convert_checkpoint.py makes it)')
+        print(f'          {this} --train --nproc 8')
+    else:
+        print(f'train     {this} --train' + ('' if row.table.name == 'digits' else ' --nproc 8'))
+
+
+def run_rows(args: argparse.Namespace) -> None:
+    from inline.reproduce.run import Request, measure
+    from inline.reproduce.tables import find_table
+
+    table = find_table(args.table)
+    rows = [table.row(name) for name in args.row or table.rows]
+    if args.weights is not None and len(rows) > 1:
+        raise UserError(f'--weights are of one row: name it with --row, one of {", ".join(table.rows)}')
+    if args.nproc < 1:
+        raise UserError(f'--nproc {args.nproc}: must be at least 1')
+    request = Request(
+        train=args.train,
+        weights=args.weights,
+        data_root=args.data_root,
+        processes=args.nproc,
+        flags=tuple(
+            flag for flag, wanted in (('--amp', args.amp), ('--auto-scale-lr', args.auto_scale_lr)) if wanted
+        ),
+        options=tuple(args.cfg_options),
+        again=args.again,
+        work_dir=args.work_dir,
+        results=args.results,
+    )
+    lines = [['row', 'metric', 'expected', 'measured', 'difference']]
+    for row in rows:
+        lines += compare(row, measure(row, request))
+    print(f'\n{align(lines)}\nall runs: {args.results / f"{table.name}.csv"}')
+
+
+def compare(row: 'Row', measured: Mapping[str, str]) -> list[list[str]]:
+    lines = []
+    for metric in row.metrics:
+        expected, value = row.expected.get(metric.column), float(measured[metric.column])
+        known = expected is not None
+        lines.append(
+            [
+                row.name,
+                metric.title,
+                f'{expected:.2f}' if known else UNKNOWN,
+                f'{value:.2f}',
+                f'{value - expected:+.2f}' if expected is not None else UNKNOWN,
+            ]
+        )
+    return lines
+
+
+def format_figures(row: 'Row', values: Mapping[str, object]) -> str:
+    """For example «box AP 43.4, mask AP 39.1»; what is not known is left out."""
+    known = [(m.title, values[m.column]) for m in row.metrics if values.get(m.column) not in (None, '')]
+    return ', '.join(f'{title} {value}' for title, value in known) or UNKNOWN
+
+
+def align(lines: list[list[str]]) -> str:
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return '\n'.join(
+        '  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()
