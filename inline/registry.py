@@ -3,10 +3,14 @@
 MMEngine imports this module by itself when a config of any toolbox says ``type='inline.…'``.
 """
 
+from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import Registry
 
+DATASETS = Registry(
+    'dataset', parent=MMENGINE_DATASETS, scope='inline', locations=['inline.datasets.imagenet']
+)
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='inline', locations=['inline.openmmlab'])
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     'optimizer wrapper constructor',

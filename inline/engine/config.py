@@ -7,9 +7,12 @@ from typing import Any
 
 from mmengine.config import Config, DictAction
 
+from inline.datasets.imagenet_layout import zip_of
 from inline.errors import UserError
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
+# What tools/prepare_data.py calls the data sets in these folders.
+PUBLIC_DATA_SETS = {'imagenet': 'imagenet', 'coco': 'coco', 'ade': 'ade20k'}
 
 
 class CfgOptions(DictAction):
@@ -96,14 +99,23 @@ def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
         yield 'data folder', root
     if dataset.get('ann_file'):
         yield 'annotation file', root / dataset['ann_file']
-    prefix = dataset.get('data_prefix') or {}
-    for path in prefix.values() if isinstance(prefix, Mapping) else [prefix]:
-        yield 'data folder', root / path
+    # Our ImageNet names its folder by the split, and reads a zip in its place.
+    is_imagenet = dataset.get('type') == 'inline.ImageNet'
+    prefix = dataset.get('data_prefix') or (is_imagenet and dataset.get('split')) or {}
+    for name in prefix.values() if isinstance(prefix, Mapping) else [prefix]:
+        packed = zip_of(root / name) if is_imagenet else None
+        yield 'data folder', packed or root / name
 
 
 def _data_hint(path: Path, dataloader: str) -> str:
     if 'digit_scenes' in path.parts:
         return 'make it with `python tools/make_digit_scenes.py`'
+    data_set = next((PUBLIC_DATA_SETS[part] for part in path.parts if part in PUBLIC_DATA_SETS), None)
+    if data_set is not None:
+        return (
+            f'`python tools/prepare_data.py {data_set} PATH` checks a copy and links it there; '
+            'or name the folder that holds the data sets with --data-root or INLINE_DATA_ROOT'
+        )
     return (
         'name the folder that holds the data sets with --data-root or INLINE_DATA_ROOT, '
         f'or set {dataloader}.dataset.data_root with --cfg-options'

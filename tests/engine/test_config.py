@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from inline.engine.config import check_paths, load_config
+from inline.engine.config import check_paths, load_config, set_data_root
 from inline.errors import UserError
 from tests.conftest import ROOT
 
@@ -69,3 +69,16 @@ def test_missing_data_and_weights_are_found_before_anything_is_built(tmp_path: P
     cfg.load_from = 'gone.pth'
     with pytest.raises(UserError, match=r"load_from 'gone\.pth' does not exist"):
         check_paths(cfg, ())
+
+
+def test_imagenet_may_be_packed(tmp_path: Path) -> None:
+    cfg = load_config(ROOT / 'configs' / 'inline_pvt' / 'inline-pvt-tiny_8xb128_in1k.py')
+    set_data_root(cfg, tmp_path)
+    (tmp_path / 'imagenet' / 'train').mkdir(parents=True)
+    check_paths(cfg, ('train_dataloader',))
+    with pytest.raises(
+        UserError, match=r"imagenet/val' of val_dataloader does not exist: .*prepare_data\.py imagenet PATH"
+    ):
+        check_paths(cfg, ('train_dataloader', 'val_dataloader'))
+    (tmp_path / 'imagenet' / 'val.zip').touch()
+    check_paths(cfg, ('train_dataloader', 'val_dataloader'))

@@ -32,14 +32,14 @@ train_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(type='ImageNet', data_root='data/imagenet', split='train', pipeline=train_pipeline),
+    dataset=dict(type='inline.ImageNet', data_root='data/imagenet', split='train', pipeline=train_pipeline),
 )
 val_dataloader = dict(
     batch_size=128,
     num_workers=8,
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='ImageNet', data_root='data/imagenet', split='val', pipeline=test_pipeline),
+    dataset=dict(type='inline.ImageNet', data_root='data/imagenet', split='val', pipeline=test_pipeline),
 )
 test_dataloader = val_dataloader
 val_evaluator = dict(type='Accuracy', topk=(1, 5))

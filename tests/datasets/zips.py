@@ -1,0 +1,16 @@
+"""Making the zip-packed form of ImageNet out of its folders."""
+
+import shutil
+import zipfile
+from pathlib import Path
+
+
+def pack(folder: Path, leading: str = '', compression: int = zipfile.ZIP_STORED) -> Path:
+    """Replace a folder by a zip of its content, below a leading folder inside if one is given."""
+    packed = folder.with_name(f'{folder.name}.zip')
+    with zipfile.ZipFile(packed, 'w', compression) as file:
+        # Not in sorted order, and with entries for the folders, as some tools write them.
+        for path in sorted(folder.rglob('*'), reverse=True):
+            file.write(path, leading + path.relative_to(folder).as_posix())
+    shutil.rmtree(folder)
+    return packed
