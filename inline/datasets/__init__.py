@@ -1,1 +1,1 @@
-"""Data that needs no download: digit scenes, composed from files inside installed wheels."""
+"""Data: digit scenes that need no download, ImageNet from folders or zips, checks of public data sets."""

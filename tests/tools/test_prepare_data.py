@@ -62,7 +62,7 @@ def test_faults_are_named_with_their_source_and_the_copy_is_linked_anyway(
         TOOL, 'coco', data_sets, '--link-anyway', '--workers', '2', INLINE_DATA_ROOT=str(tmp_path / 'data')
     )
     assert done.returncode == 1, done.stderr
-    assert '  BAD  val2017: 2 images\n         2 images, expected 5,000\n' in done.stdout
+    assert '  BAD  val2017: 2 images\n         images: 2, expected 5,000\n' in done.stdout
     assert 'images that cannot be decoded: 1 (1.jpg: ' in done.stdout
     assert 'from http://images.cocodataset.org/zips/val2017.zip\n' in done.stdout
     assert done.stdout.endswith(f'linked: {tmp_path}/data/coco -> {data_sets}/coco\n')

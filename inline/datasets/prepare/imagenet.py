@@ -122,7 +122,7 @@ def _check_folders(part: Part, content: Content, spec: ImageNetSpec) -> None:
     if content.labels is None:
         part.expect('class folders', len(content.folders), spec.classes)
         loose = [name for name in content.images if '/' not in name]
-        part.add('images in no class folder, with no file of labels', loose)
+        part.add(f'images in no class folder, without labels in meta/{Path(part.name).stem}.txt', loose)
 
 
 def _check_labels(part: Part, content: Content, path: Path, spec: ImageNetSpec) -> None:

@@ -106,6 +106,8 @@ def reason(error: Exception) -> str:
 def inspect_all(inspect: Inspect, names: Sequence[str], decoding: Decoding, what: str) -> list[Fault]:
     """Call `inspect` on the names that `decoding` chooses, with a progress bar, and gather the faults."""
     names = decoding.choose(names)
+    if not names:
+        return []
     chunks = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
     found: list[Fault] = []
     with tqdm(total=len(names), desc=f'decoding {what}', unit='image', leave=False) as bar:

@@ -48,7 +48,7 @@ class Part:
 
     def expect(self, what: str, count: int, expected: int) -> None:
         if count != expected:
-            self.problems.append(f'{count:,} {what}, expected {expected:,}')
+            self.problems.append(f'{what}: {count:,}, expected {expected:,}')
 
 
 def format_report(title: str, root: Path, parts: list[Part]) -> str:

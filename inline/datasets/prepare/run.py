@@ -68,7 +68,10 @@ def prepare(
     if linking != 'never':
         # Before the long work, not after it.
         check_place(place, root)
-    parts = data_set.check(root, decoding)
+    try:
+        parts = data_set.check(root, decoding)
+    except OSError as error:
+        raise UserError(f'{error.filename or root} cannot be read: {error.strerror or error}') from error
     print(format_report(data_set.title, root, parts))
     problems = sum(len(part.problems) for part in parts)
     print(f'{_count(problems)} found{_decoded(decoding)}')

@@ -30,10 +30,10 @@ def test_a_whole_copy_has_no_problem(ade: Path) -> None:
 def test_the_public_counts_and_source(ade: Path) -> None:
     parts = check(ade, None)
     assert [part.problems for part in parts] == [
-        ['2 images, expected 20,210'],
-        ['2 label maps, expected 20,210'],
-        ['2 images, expected 2,000'],
-        ['2 label maps, expected 2,000'],
+        ['images: 2, expected 20,210'],
+        ['label maps: 2, expected 20,210'],
+        ['images: 2, expected 2,000'],
+        ['label maps: 2, expected 2,000'],
     ]
     assert {part.source for part in parts} == {
         'http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip'

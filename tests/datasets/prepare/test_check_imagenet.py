@@ -45,8 +45,8 @@ def test_the_public_counts_and_source(imagenet: Path, packed: bool) -> None:
         pack(imagenet / 'train')
         pack(imagenet / 'val')
     train, val = check(imagenet, None)
-    assert train.problems == ['4 images, expected 1,281,167', '2 class folders, expected 1,000']
-    assert val.problems == ['4 images, expected 50,000', '2 class folders, expected 1,000']
+    assert train.problems == ['images: 4, expected 1,281,167', 'class folders: 2, expected 1,000']
+    assert val.problems == ['images: 4, expected 50,000', 'class folders: 2, expected 1,000']
     assert train.source.startswith('https://image-net.org/challenges/LSVRC/2012/')
     assert val.source.endswith('ILSVRC2012_img_val.tar')
 
@@ -119,8 +119,8 @@ def flatten(folder: Path) -> list[str]:
 def test_images_in_no_class_folder_need_labels(imagenet: Path) -> None:
     flatten(imagenet / 'val')
     assert (
-        'val: images in no class folder, with no file of labels: 4 (n00000000_0.JPEG, n00000000_1.JPEG, '
-        'n00000001_0.JPEG, …)'
+        'val: images in no class folder, without labels in meta/val.txt: 4 '
+        '(n00000000_0.JPEG, n00000000_1.JPEG, n00000001_0.JPEG, …)'
     ) in problems(imagenet)
 
 

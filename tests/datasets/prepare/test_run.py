@@ -10,6 +10,7 @@ import pytest
 
 from inline.datasets.prepare import ade20k, coco, imagenet
 from inline.datasets.prepare.images import Decoding
+from inline.datasets.prepare.report import Part
 from inline.datasets.prepare.run import DATA_SETS, DataSet, locate, prepare
 from inline.engine.config import load_config, set_data_root
 from inline.errors import UserError
@@ -122,3 +123,11 @@ def test_images_may_be_left_out_or_sampled(
     assert prepare(small('coco'), data_sets, tmp_path / 'data', Decoding(limit=1), 'never') == 0
     assert 'of each folder at most 1 images were decoded' in capsys.readouterr().out
     assert prepare(small('coco'), data_sets, tmp_path / 'data', Decoding(), 'never') == 1
+
+
+def test_what_may_not_be_read_is_told(data_sets: Path, tmp_path: Path) -> None:
+    def refuse(root: Path, decoding: Decoding | None) -> list[Part]:
+        raise PermissionError(13, 'Permission denied', str(root / 'train2017'), None, str(decoding))
+
+    with pytest.raises(UserError, match='coco/train2017 cannot be read: Permission denied'):
+        prepare(replace(DATA_SETS['coco'], check=refuse), data_sets, tmp_path / 'data', None)
