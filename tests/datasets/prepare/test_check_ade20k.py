@@ -54,6 +54,7 @@ def test_images_and_label_maps_are_compared(ade: Path) -> None:
     [
         (np.zeros((60, 160)), 'label maps of another size than their image: 1 (1.png: 160x60 for 160x120)'),
         (np.full((120, 160), 200), 'label maps with a value above 150: 1 (1.png: 200)'),
+        (np.eye(120, 160) * 151, 'label maps with a value above 150: 1 (1.png: 151)'),
         (np.zeros((120, 160, 3)), 'label maps with several channels: 1 (1.png: RGB)'),
     ],
 )
