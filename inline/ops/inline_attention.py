@@ -15,7 +15,8 @@ Attention", NeurIPS 2024, arXiv 2412.06590.
 
 from torch import Tensor
 
-from inline.ops.kernels import apply_kernel
+from inline.ops.features import weigh_values
+from inline.ops.kernels import Kernel, apply_kernel
 from inline.ops.masking import count_keys, masked_mean, zero_masked
 
 
@@ -24,7 +25,7 @@ def inline_attention(
     k: Tensor,
     v: Tensor,
     *,
-    kernel: str = 'identity',
+    kernel: Kernel = 'identity',
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
@@ -34,7 +35,7 @@ def inline_attention(
         q: Queries (B, heads, M, d).
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
-        kernel: Name of φ, see :data:`inline.ops.KERNELS`.
+        kernel: φ: a name of :data:`inline.ops.KERNELS`, or any function of (…, d).
         scale: s; d^(-1/2) if None.
         key_mask: (B, N), True for the keys that take part; None for all.
 
@@ -45,11 +46,7 @@ def inline_attention(
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
     v_mean = masked_mean(v, key_mask)
     # Centring one side is enough: the other side's mean meets a sum of zero.
-    v_centred = zero_masked(v - v_mean, key_mask)
-    # Half of 1/N on each factor, so that neither the factors nor the sum leave float16's range.
-    root = count_keys(k, key_mask) ** -0.5
-    covariance = (phi_k * root).transpose(-2, -1) @ (v_centred * root)
-    return v_mean + (phi_q * scale) @ covariance
+    return v_mean + weigh_values(phi_q * scale, phi_k, v - v_mean, key_mask)
 
 
 def inline_attention_naive(
@@ -57,7 +54,7 @@ def inline_attention_naive(
     k: Tensor,
     v: Tensor,
     *,
-    kernel: str = 'identity',
+    kernel: Kernel = 'identity',
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
@@ -70,7 +67,7 @@ def inline_attention_weights(
     q: Tensor,
     k: Tensor,
     *,
-    kernel: str = 'identity',
+    kernel: Kernel = 'identity',
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:

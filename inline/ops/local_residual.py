@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.masking import zero_masked
+from inline.ops.places import count_prefix
 
 
 def local_residual(
@@ -27,7 +28,7 @@ def local_residual(
     Returns:
         (B, P + H·W, C), zero at the prefix tokens.
     """
-    prefix = _count_prefix(v, hw)
+    prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]
     # All images side by side as channels of one map: the kernels then are one grouped convolution.
@@ -42,7 +43,7 @@ def local_residual_naive(
     v: Tensor, weight: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
 ) -> Tensor:
     """The twin of :func:`local_residual` that gathers the nine neighbours one by one."""
-    prefix = _count_prefix(v, hw)
+    prefix = count_prefix(v.shape[1], hw)
     height, width = hw
     tokens = zero_masked(v, key_mask)[:, prefix:]
     rows = [torch.zeros_like(v[:, 0]) for _ in range(prefix)]
@@ -55,10 +56,3 @@ def local_residual_naive(
                     total = total + weight[:, :, t] * tokens[:, ny * width + nx]
             rows.append(total)
     return torch.stack(rows, dim=1)
-
-
-def _count_prefix(v: Tensor, hw: tuple[int, int]) -> int:
-    prefix = v.shape[1] - hw[0] * hw[1]
-    if prefix < 0:
-        raise ValueError(f'{v.shape[1]} tokens cannot hold a map of {hw[0]}×{hw[1]} = {hw[0] * hw[1]} tokens')
-    return prefix

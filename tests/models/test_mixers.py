@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from inline.errors import UserError
 from inline.models.layers import regions as regions_module
 from inline.models.layers import square_windows, stripes
-from inline.models.mixers import InLineMixer, SoftmaxMixer
+from inline.models.mixers import InLineMixer, LinearMixer, SoftmaxMixer, build_mixer
 from inline.ops import inline_attention_naive, local_residual_naive, softmax_attention_naive
 
 HW = (9, 13)
@@ -97,9 +98,14 @@ MIXERS = {
     'inline windows': lambda: InLineMixer(8, 2, window_size=4),
     'inline shifted': lambda: InLineMixer(8, 2, window_size=4, shift=True),
     'inline cut': lambda: InLineMixer(8, 2, window_size=4, shift=True, wrap=False),
+    'inline divided': lambda: InLineMixer(8, 2, window_size=4, injective=False, kernel='elu'),
+    'inline affine': lambda: InLineMixer(8, 2, window_size=4, shift=True, kernel='affine_relu'),
+    'linear affine': lambda: LinearMixer(8, 2, window_size=4, kernel='affine_relu'),
+    'linear signed': lambda: LinearMixer(8, 2, split_size=4, kernel='leaky_relu'),
     'inline stripes': lambda: InLineMixer(8, 2, split_size=4, lepe=True, kernel='exp'),
     'softmax windows': lambda: SoftmaxMixer(8, 2, window_size=4, relative_position=True),
     'softmax shifted': lambda: SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True),
+    'softmax cut': lambda: SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True, wrap=False),
     'softmax stripes': lambda: SoftmaxMixer(8, 2, split_size=4, lepe=True),
 }
 
@@ -144,10 +150,65 @@ def test_the_mean_before_the_norm_is_of_the_whole_map() -> None:
 def test_weights_are_those_that_the_mixer_applies(kind: str, queries: slice) -> None:
     torch.manual_seed(0)
     mixer, x = MIXERS[kind]().double(), tokens()
-    if isinstance(mixer, InLineMixer):
-        mixer.residual = None
     for part in mixer.parts(x, HW):
         weights = mixer.weights(part, queries)
         attended = (weights @ part.heads()[2]).transpose(1, 2).flatten(2)
         torch.testing.assert_close(attended, mixer.attend(part)[:, queries], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=x.dtype))
+        # What divides moves its divisor a little away from zero, and gives nothing where nothing matches.
+        if isinstance(mixer, SoftmaxMixer) or getattr(mixer, 'injective', False):
+            torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=x.dtype))
+
+
+def test_softmax_sees_the_same_tokens_whether_windows_wrap_or_not() -> None:
+    torch.manual_seed(0)
+    wrapped = SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True).double()
+    cut = SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True, wrap=False).double()
+    torch.nn.init.normal_(wrapped.position.weight)
+    cut.load_state_dict(wrapped.state_dict())
+    torch.testing.assert_close(cut(tokens(), HW), wrapped(tokens(), HW), rtol=1e-10, atol=1e-12)
+
+
+def test_inline_with_both_parts_switched_off_is_plain_linear_attention() -> None:
+    torch.manual_seed(0)
+    ours = InLineMixer(8, 2, kernel='relu', injective=False, residual=False).double()
+    plain = LinearMixer(8, 2).double()
+    plain.load_state_dict(ours.state_dict())
+    assert torch.equal(ours(tokens(), HW), plain(tokens(), HW))
+
+
+@pytest.mark.parametrize('kind', [InLineMixer, LinearMixer])
+def test_the_affine_kernel_begins_as_relu_and_is_one_function_for_all_heads(kind: type) -> None:
+    torch.manual_seed(0)
+    affine, relu = (kind(8, 2, kernel=name).double() for name in ('affine_relu', 'relu'))
+    relu.load_state_dict({k: v for k, v in affine.state_dict().items() if not k.startswith('kernel.')})
+    torch.testing.assert_close(affine(tokens(), HW), relu(tokens(), HW))
+    assert {name: tuple(p.shape) for name, p in affine.kernel.named_parameters()} == {
+        'weight': (4, 4),
+        'bias': (4,),
+    }
+    torch.nn.init.normal_(affine.kernel.weight)
+    torch.nn.init.normal_(affine.kernel.bias)
+    part = next(affine.parts(tokens(), HW))
+    q, k = (torch.relu(heads(t, 2) @ affine.kernel.weight.T + affine.kernel.bias) for t in (part.q, part.k))
+    scores = q @ k.transpose(-2, -1)
+    if kind is LinearMixer:
+        expected = scores / (scores.sum(dim=-1, keepdim=True) + 117e-6)
+    else:
+        expected = (0.5 * (scores - scores.mean(dim=-1, keepdim=True)) + 1) / 117
+    torch.testing.assert_close(affine.weights(part), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_unknown_option_is_answered_with_all_that_a_mixer_takes() -> None:
+    with pytest.raises(UserError) as error:
+        build_mixer({'type': 'Linear', 'window': 4}, 8, 2)
+    assert str(error.value) == (
+        "unknown option 'window' of mixer 'Linear': "
+        'it takes kernel, qkv_bias, window_size, shift, wrap, split_size, lepe'
+    )
+
+
+@pytest.mark.parametrize('kind', ['InLine', 'Linear'])
+def test_an_unknown_kernel_is_answered_with_those_there_are(kind: str) -> None:
+    allowed = 'identity, relu, leaky_relu, exp, elu, affine_relu'
+    with pytest.raises(UserError, match=f"unknown kernel 'cos': choose one of {allowed}"):
+        build_mixer({'type': kind, 'kernel': 'cos'}, 8, 2)

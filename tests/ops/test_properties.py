@@ -1,5 +1,7 @@
 """What the paper says of the weights, and cases small enough to work out by hand."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from inline.ops import (
     apply_kernel,
     inline_attention,
     inline_attention_weights,
+    linear_attention,
     linear_attention_weights,
     local_residual,
 )
@@ -91,6 +94,31 @@ def test_inline_attention_by_hand() -> None:
     assert inline_attention(q, k, v).item() == pytest.approx(25)
 
 
+def test_linear_attention_by_hand() -> None:
+    """Keys 1 and 3, values 10 and 20, query 2: scores 2 and 6, so weights 1/4 and 3/4 and 17.5."""
+    q, k, v = (
+        torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in ([2.0], [1.0, 3.0], [10.0, 20.0])
+    )
+    assert linear_attention_weights(q, k).flatten().tolist() == pytest.approx([0.25, 0.75], rel=1e-5)
+    assert linear_attention(q, k, v).item() == pytest.approx(17.5, rel=1e-5)
+
+
+@pytest.mark.parametrize('kernel', ['identity', 'leaky_relu'])
+@pytest.mark.parametrize('second', [1.0, 1.0 + 1e-9, 3.0])
+def test_scores_that_sum_to_zero_or_less_give_finite_weights(kernel: str, second: float) -> None:
+    """Two keys of opposite sign, so that the sum is 0, a little less or much less."""
+    q = torch.tensor([1.0]).double().view(1, 1, 1, 1).requires_grad_()
+    slope = 1.0 if kernel == 'identity' else 100.0
+    k = torch.tensor([1.0, -second * slope]).double().view(1, 1, 2, 1)
+    out = linear_attention(q, k, k, kernel=kernel)
+    assert out.isfinite().all()
+    assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+    if second == 3:
+        # Scores 1 and −3: weights −1/2 and 3/2.
+        weights = linear_attention_weights(q, k, kernel=kernel).flatten().tolist()
+        assert weights == pytest.approx([-0.5, 1.5], rel=1e-5)
+
+
 def test_local_residual_by_hand() -> None:
     """A 2×3 map with values 1..6 and a class token; the kernel takes the right and the lower neighbour."""
     v = torch.tensor([100.0, 1, 2, 3, 4, 5, 6]).view(1, 7, 1)
@@ -108,13 +136,17 @@ def test_kernels_by_hand() -> None:
     assert apply_kernel('relu', x[None, :, None]).flatten().tolist() == [0, 2]
     assert apply_kernel('leaky_relu', x[None, :, None]).flatten().tolist() == pytest.approx([-0.01, 2])
     assert apply_kernel('exp', x[None, :, None]).flatten().tolist() == pytest.approx([0.818731, 1.491825])
+    assert apply_kernel('elu', x[None, :, None]).flatten().tolist() == pytest.approx([0.3678794, 3])
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_stays_finite_over_many_keys(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize('op', [inline_attention, linear_attention])
+def test_half_precision_stays_finite_over_many_keys(
+    op: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
     q, k, v = (3 * randn(1, 1, 65536, 8, seed=i).float() for i in range(3))
-    exact = inline_attention(q, k, v)
-    half = inline_attention(q.to(dtype), k.to(dtype), v.to(dtype)).float()
+    exact = op(q, k, v)
+    half = op(q.to(dtype), k.to(dtype), v.to(dtype)).float()
     assert (half - exact).norm() <= 2e-2 * exact.norm()
 
 

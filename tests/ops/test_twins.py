@@ -18,6 +18,7 @@ from inline.ops import (
     softmax_attention,
     softmax_attention_naive,
 )
+from inline.ops.kernels import Kernel
 
 MAPS = [(1, 1), (3, 5), (6, 4)]
 
@@ -75,8 +76,8 @@ def test_inline_attention_with_other_queries_than_keys(masked: bool) -> None:
 
 
 @pytest.mark.parametrize('masked', [False, True])
-@pytest.mark.parametrize('kernel', ['relu', 'exp'])
-def test_linear_attention(kernel: str, masked: bool) -> None:
+@pytest.mark.parametrize('kernel', [*KERNELS, torch.sigmoid])
+def test_linear_attention(kernel: Kernel, masked: bool) -> None:
     mask = make_mask(2, 15) if masked else None
     assert_twins(
         lambda *qkv: linear_attention(*qkv, kernel=kernel, key_mask=mask),
@@ -125,7 +126,9 @@ def test_local_residual(hw: tuple[int, int], prefix: int, batch: int, masked: bo
 
 
 @pytest.mark.parametrize('kernel', KERNELS)
-@pytest.mark.parametrize('op', [inline_attention, inline_attention_naive])
+@pytest.mark.parametrize(
+    'op', [inline_attention, inline_attention_naive, linear_attention, linear_attention_naive]
+)
 def test_masked_key_is_as_good_as_absent(op: Callable[..., Tensor], kernel: str) -> None:
     """Whatever a masked key holds, NaN too, outputs and gradients are those of the shorter sequence."""
     q, k, v = make_qkv(2, 2, 10)

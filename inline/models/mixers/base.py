@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from inline.errors import UserError
 from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
@@ -44,6 +45,17 @@ class Part:
         return [split_heads(t, self.num_heads) for t in (self.q, self.k, self.v)]
 
 
+class MixerOptions(TypedDict, total=False):
+    """What a mixer with options of its own hands on, as ``**shared``, to :class:`AttentionMixer`."""
+
+    qkv_bias: bool
+    window_size: int | None
+    shift: bool
+    wrap: bool
+    split_size: int | None
+    lepe: bool
+
+
 class AttentionMixer(nn.Module, ABC):
     """Queries, keys and values of every token, attention within each region of the map, a projection.
 
@@ -53,6 +65,8 @@ class AttentionMixer(nn.Module, ABC):
         qkv_bias: Whether queries, keys and values have a bias.
         window_size: Side of Swin's windows; None for the whole map.
         shift: Whether the windows are moved by half their side, unless they reach the map's shorter side.
+        wrap: Whether shifted windows hold tokens of the opposite side of the map, as Swin's cyclic shift
+            makes them; else windows at the border are smaller.
         split_size: Width of CSwin's stripes: upright ones for one half of the heads, level ones for the
             other half; None for no stripes.
         lepe: Whether to add CSwin's locally enhanced position term.
@@ -60,8 +74,11 @@ class AttentionMixer(nn.Module, ABC):
 
     # Whether forward() also takes the tokens as they were before the block's norm.
     takes_unnormed = False
-    # Whether shifted windows hold tokens of the opposite side of the map.
-    wrap = True
+    # What the contract tests (tests/models/test_contract.py) hold a mixer to, on the whole map:
+    # attend() and weights() do not depend on where tokens stand,
+    position_free = True
+    # and the cost is linear in the number of tokens, not quadratic.
+    linear_cost = True
 
     def __init__(
         self,
@@ -70,6 +87,7 @@ class AttentionMixer(nn.Module, ABC):
         qkv_bias: bool = True,
         window_size: int | None = None,
         shift: bool = False,
+        wrap: bool = True,
         split_size: int | None = None,
         lepe: bool = False,
     ) -> None:
@@ -78,6 +96,7 @@ class AttentionMixer(nn.Module, ABC):
         self.num_heads = num_heads
         self.window_size = window_size
         self.shift = shift
+        self.wrap = wrap
         self.split_size = split_size
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.lepe = LocallyEnhancedPosition(dim) if lepe else None
@@ -88,6 +107,9 @@ class AttentionMixer(nn.Module, ABC):
         outs = []
         for part in self.parts(x, hw, unnormed):
             out = self.attend(part)
+            local = self.local(part)
+            if local is not None:
+                out = out + local
             if self.lepe is not None:
                 out = out + self.lepe(zero_masked(part.v, part.key_mask), part.regions.window, part.channels)
             outs.append(part.regions.join(out))
@@ -128,13 +150,17 @@ class AttentionMixer(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, part: Part) -> Tensor:
-        """What each query of a part gets, (b, n, c)."""
+        """What each query of a part gets by attention, (b, n, c)."""
+
+    def local(self, part: Part) -> Tensor | None:  # noqa: ARG002 (for mixers that have one)
+        """What each token of a part gets from its neighbours besides, (b, n, c); None for nothing."""
+        return None
 
     @abstractmethod
     def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
         """What the chosen queries of a part give each of its keys, (b, heads, M, N), by the naive twin.
 
-        The attention alone: without a local residual and without LePE.
+        The attention alone, without local terms: the weights applied to the values are ``attend(part)``.
         """
 
 

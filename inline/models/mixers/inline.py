@@ -1,23 +1,30 @@
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, Part
+from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
+from inline.models.mixers.kernel import make_kernel
 from inline.models.mixers.registry import register_mixer
-from inline.ops import inline_attention, inline_attention_weights, local_residual
-from inline.ops.kernels import check_kernel
+from inline.ops import (
+    inline_attention,
+    inline_attention_weights,
+    linear_attention,
+    linear_attention_weights,
+    local_residual,
+)
 from inline.ops.masking import masked_mean
 
 
 @register_mixer('InLine')
 class InLineMixer(AttentionMixer):
-    """InLine attention and the local residual.
+    """InLine attention and the local residual; each can be switched off.
 
     Args:
-        dim, num_heads, qkv_bias, window_size, shift, split_size, lepe: see :class:`AttentionMixer`.
-        kernel: φ of the attention, see :data:`inline.ops.KERNELS`.
+        dim, num_heads, shared: see :class:`AttentionMixer`. Shifted windows wrap around by default, as
+            those that the released weights were trained with.
+        kernel: φ, a name of :data:`inline.ops.KERNELS` or affine_relu, see :class:`AffineReLU`.
+        injective: Whether to normalise by subtraction; else by division, as plain linear attention does.
         residual: Whether to add the local residual.
-        wrap: Whether shifted windows hold tokens of the opposite side of the map, as those that the
-            released weights were trained with; else windows at the border are smaller.
         mean_before_norm: Whether the mean token that the residual's kernels are made from is taken of
             the whole map before the block's norm, as in CSwin, instead of each region after it.
     """
@@ -26,32 +33,33 @@ class InLineMixer(AttentionMixer):
         self,
         dim: int,
         num_heads: int,
-        qkv_bias: bool = True,
-        window_size: int | None = None,
-        shift: bool = False,
-        split_size: int | None = None,
-        lepe: bool = False,
+        *,
         kernel: str = 'identity',
+        injective: bool = True,
         residual: bool = True,
-        wrap: bool = True,
         mean_before_norm: bool = False,
+        **shared: Unpack[MixerOptions],
     ) -> None:
-        super().__init__(dim, num_heads, qkv_bias, window_size, shift, split_size, lepe)
-        self.kernel = check_kernel(kernel)
+        super().__init__(dim, num_heads, **shared)
+        self.kernel = make_kernel(kernel, dim // num_heads)
+        self.injective = injective
         self.residual = ResidualKernel(dim, num_heads) if residual else None
-        self.wrap = wrap
         self.takes_unnormed = residual and mean_before_norm
 
     def attend(self, part: Part) -> Tensor:
-        out = merge_heads(inline_attention(*part.heads(), kernel=self.kernel, key_mask=part.key_mask))
-        if self.residual is None:
-            return out
-        kernels = self.residual(self._mean_tokens(part))[:, part.channels]
-        return out + local_residual(part.v, kernels, part.regions.window, key_mask=part.key_mask)
+        op = inline_attention if self.injective else linear_attention
+        return merge_heads(op(*part.heads(), kernel=self.kernel, key_mask=part.key_mask))
 
     def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
         q, k, _ = part.heads()
-        return inline_attention_weights(q[:, :, queries], k, kernel=self.kernel, key_mask=part.key_mask)
+        op = inline_attention_weights if self.injective else linear_attention_weights
+        return op(q[:, :, queries], k, kernel=self.kernel, key_mask=part.key_mask)
+
+    def local(self, part: Part) -> Tensor | None:
+        if self.residual is None:
+            return None
+        kernels = self.residual(self._mean_tokens(part))[:, part.channels]
+        return local_residual(part.v, kernels, part.regions.window, key_mask=part.key_mask)
 
     def _mean_tokens(self, part: Part) -> Tensor:
         """The mean token of each region, (b, C)."""

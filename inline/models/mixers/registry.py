@@ -38,11 +38,24 @@ def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer
         raise UserError(f'unknown mixer type {name!r}: choose one of {", ".join(sorted(MIXERS))}')
     if dim % num_heads:
         raise UserError(f'width {dim} is not divisible by {num_heads} heads')
-    known = [p for p in inspect.signature(MIXERS[name]).parameters if p not in ('dim', 'num_heads')]
+    known = _option_names(MIXERS[name])
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise UserError(f'unknown option {unknown[0]!r} of mixer {name!r}: it takes {", ".join(known)}')
     return MIXERS[name](dim, num_heads, **options)
+
+
+def _option_names(cls: type[AttentionMixer]) -> list[str]:
+    """What a mixer takes beside dim and num_heads: its own options, then those that it hands on."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        if '__init__' not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)['__init__']).parameters.values()
+        names += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in names]
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return [name for name in names if name not in ('self', 'dim', 'num_heads')]
 
 
 def default_mixers(inline_depths: Sequence[int], depths: Sequence[int]) -> list[list[MixerConfig]]:

@@ -1,10 +1,11 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import Unpack
 
 from inline.errors import UserError
 from inline.models.layers import PatchEmbed, Regions, RelativePositionBias, tokens_to_map
-from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, Part
+from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
 from inline.ops import softmax_attention, softmax_attention_weights
@@ -16,34 +17,34 @@ class SoftmaxMixer(AttentionMixer):
     """Softmax attention, as plain as in DeiT or as in PVT, Swin or CSwin.
 
     Args:
-        dim, num_heads, qkv_bias, window_size, shift, split_size, lepe: see :class:`AttentionMixer`.
+        dim, num_heads, shared: see :class:`AttentionMixer`; a token never attends to one that was wrapped
+            around another border than itself.
         sr_ratio: Spatial reduction of PVT: keys and values come from patches of sr_ratio × sr_ratio.
         relative_position: Whether to add Swin's bias for the offset between two tokens of a window.
     """
+
+    linear_cost = False
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
-        qkv_bias: bool = True,
-        window_size: int | None = None,
-        shift: bool = False,
-        split_size: int | None = None,
-        lepe: bool = False,
+        *,
         sr_ratio: int = 1,
         relative_position: bool = False,
+        **shared: Unpack[MixerOptions],
     ) -> None:
-        super().__init__(dim, num_heads, qkv_bias, window_size, shift, split_size, lepe)
+        super().__init__(dim, num_heads, **shared)
         if sr_ratio < 1:
             raise UserError(f'sr_ratio {sr_ratio}: must be at least 1')
-        if sr_ratio > 1 and (window_size is not None or split_size is not None or lepe):
+        if sr_ratio > 1 and (self.window_size or self.split_size or self.lepe):
             raise UserError(f'sr_ratio {sr_ratio}: reduced keys go with the whole map only, without lepe')
-        if relative_position and window_size is None:
+        if relative_position and self.window_size is None:
             raise UserError('relative_position needs a window_size')
         self.reduction = PatchEmbed(dim, dim, sr_ratio) if sr_ratio > 1 else None
         self.position = (
-            RelativePositionBias((window_size, window_size), num_heads)
-            if relative_position and window_size is not None
+            RelativePositionBias((self.window_size, self.window_size), num_heads)
+            if relative_position and self.window_size is not None
             else None
         )
 
