@@ -1,26 +1,42 @@
 """The mathematics: pure functions on tensors, each fast form beside a naive twin."""
 
-from inline.ops.inline_attention import (
-    inline_attention,
-    inline_attention_naive,
-    inline_attention_weights,
+from inline.ops.cosformer_attention import (
+    cosformer_attention,
+    cosformer_attention_naive,
+    cosformer_attention_weights,
 )
-from inline.ops.kernels import KERNELS, apply_kernel
-from inline.ops.linear_attention import (
-    linear_attention,
-    linear_attention_naive,
-    linear_attention_weights,
+from inline.ops.efficient_attention import (
+    efficient_attention,
+    efficient_attention_naive,
+    efficient_attention_weights,
 )
+from inline.ops.flatten_attention import flatten_attention, flatten_attention_naive, flatten_attention_weights
+from inline.ops.inline_attention import inline_attention, inline_attention_naive, inline_attention_weights
+from inline.ops.kernels import KERNELS, Kernel, apply_kernel
+from inline.ops.linear_attention import linear_attention, linear_attention_naive, linear_attention_weights
 from inline.ops.local_residual import local_residual, local_residual_naive
-from inline.ops.softmax_attention import (
-    softmax_attention,
-    softmax_attention_naive,
-    softmax_attention_weights,
+from inline.ops.mlla_attention import mlla_attention, mlla_attention_naive, mlla_attention_weights
+from inline.ops.nystrom_attention import nystrom_attention, nystrom_attention_naive, nystrom_attention_weights
+from inline.ops.softmax_attention import softmax_attention, softmax_attention_naive, softmax_attention_weights
+from inline.ops.transnormer_attention import (
+    transnormer_attention,
+    transnormer_attention_naive,
+    transnormer_attention_weights,
 )
 
 __all__ = [
     'KERNELS',
+    'Kernel',
     'apply_kernel',
+    'cosformer_attention',
+    'cosformer_attention_naive',
+    'cosformer_attention_weights',
+    'efficient_attention',
+    'efficient_attention_naive',
+    'efficient_attention_weights',
+    'flatten_attention',
+    'flatten_attention_naive',
+    'flatten_attention_weights',
     'inline_attention',
     'inline_attention_naive',
     'inline_attention_weights',
@@ -29,7 +45,16 @@ __all__ = [
     'linear_attention_weights',
     'local_residual',
     'local_residual_naive',
+    'mlla_attention',
+    'mlla_attention_naive',
+    'mlla_attention_weights',
+    'nystrom_attention',
+    'nystrom_attention_naive',
+    'nystrom_attention_weights',
     'softmax_attention',
     'softmax_attention_naive',
     'softmax_attention_weights',
+    'transnormer_attention',
+    'transnormer_attention_naive',
+    'transnormer_attention_weights',
 ]

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+ALL_QUERIES = slice(None)
+
 
 def count_prefix(tokens: int, hw: tuple[int, int]) -> int:
     """P, the tokens that come before those of a map of ``hw``."""

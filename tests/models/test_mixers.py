@@ -2,13 +2,22 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inline.errors import UserError
 from inline.models.layers import regions as regions_module
 from inline.models.layers import square_windows, stripes
-from inline.models.mixers import InLineMixer, LinearMixer, SoftmaxMixer, build_mixer
+from inline.models.mixers import (
+    FLattenMixer,
+    InLineMixer,
+    LinearMixer,
+    NystromMixer,
+    SoftmaxMixer,
+    build_mixer,
+)
 from inline.ops import inline_attention_naive, local_residual_naive, softmax_attention_naive
+from tests.models.families import FAMILIES, build
 
 HW = (9, 13)
 
@@ -212,3 +221,62 @@ def test_an_unknown_kernel_is_answered_with_those_there_are(kind: str) -> None:
     allowed = 'identity, relu, leaky_relu, exp, elu, affine_relu'
     with pytest.raises(UserError, match=f"unknown kernel 'cos': choose one of {allowed}"):
         build_mixer({'type': kind, 'kernel': 'cos'}, 8, 2)
+
+
+@pytest.mark.parametrize('split', [None, 3])
+def test_the_convolution_of_flatten_has_a_kernel_per_channel_that_heads_share(split: int | None) -> None:
+    torch.manual_seed(0)
+    mixer, x = FLattenMixer(8, 4, split_size=split).double(), tokens()
+    for part in mixer.parts(x, HW):
+        local, side = mixer.local(part), part.hw
+        own = part.v.transpose(1, 2).unflatten(2, side)
+        for channel in range(own.shape[1]):
+            # Channel 0 of each head of 2 channels has kernel 0, channel 1 kernel 1.
+            weight, bias = mixer.conv.weight[channel % 2], mixer.conv.bias[channel % 2]
+            expected = F.conv2d(own[:, [channel]], weight[None], bias[None], padding=2)
+            torch.testing.assert_close(local[..., channel].unflatten(1, side), expected[:, 0])
+
+
+@pytest.mark.parametrize('split', [None, 3])
+def test_the_convolution_of_nystrom_has_a_kernel_per_head(split: int | None) -> None:
+    torch.manual_seed(0)
+    mixer, x = NystromMixer(8, 4, split_size=split).double(), tokens()
+    for part in mixer.parts(x, HW):
+        local, side = mixer.local(part), part.hw
+        own = part.v.transpose(1, 2).unflatten(2, side)
+        for channel in range(own.shape[1]):
+            weight = mixer.conv.weight[(part.channels.start + channel) // 2]
+            expected = F.conv2d(own[:, [channel]], weight[None], padding=1)
+            torch.testing.assert_close(local[..., channel].unflatten(1, side), expected[:, 0])
+
+
+@pytest.mark.parametrize('kind', ['FLatten', 'Nystrom'])
+def test_without_its_convolution_a_rival_has_no_local_term(kind: str) -> None:
+    mixer = build_mixer({'type': kind, 'conv_size': None}, 8, 2).double()
+    assert mixer.conv is None
+    assert all(mixer.local(part) is None for part in mixer.parts(tokens(), HW))
+
+
+def test_mlla_has_one_lepe_in_every_family_unless_it_is_switched_off() -> None:
+    for family in FAMILIES:
+        for config, expected in (({}, True), ({'lepe': False}, False)):
+            model = build(family, mixers={'type': 'MLLA', **config})
+            mixers = [module.mixer for module in model.modules() if hasattr(module, 'mixer')]
+            assert {mixer.lepe is not None for mixer in mixers} == {expected}
+
+
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        ({'type': 'FLatten', 'power': 0}, 'power 0: must be at least 1'),
+        ({'type': 'FLatten', 'conv_size': 4}, 'conv_size 4: must be odd and at least 1, or None'),
+        ({'type': 'Nystrom', 'conv_size': 0}, 'conv_size 0: must be odd and at least 1, or None'),
+        ({'type': 'Nystrom', 'num_landmarks': 0}, 'num_landmarks 0: must be at least 1'),
+        ({'type': 'Nystrom', 'iterations': 0}, 'iterations 0: must be at least 1'),
+        ({'type': 'CosFormer', 'kernel': 'relu'}, "unknown option 'kernel' of mixer 'CosFormer'"),
+        ({'type': 'MLLA', 'split_size': 0}, 'split_size 0: must be at least 1'),
+    ],
+)
+def test_bad_options_of_rivals_say_the_value_and_what_is_allowed(config: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_mixer(config, 8, 2)

@@ -19,8 +19,9 @@ ARCHS = {
 class InLineCSwin(Pyramid):
     """A pyramid of strides 4, 8, 16, 32 with overlapping embeddings and a local position term (LePE).
 
-    InLine blocks see the whole map; softmax blocks see cross-shaped stripes of width 1, 2 and
-    img_size / 32 (7 for 224, 12 for 384) in the first three stages and the whole map in the last.
+    Softmax blocks see cross-shaped stripes of width 1, 2 and img_size / 32 (7 for 224, 12 for 384) in the
+    first three stages and the whole map in the last. InLine blocks, and those of any other attention, see
+    the whole map unless their config has a split_size.
 
     Args:
         arch: tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number per

@@ -19,9 +19,9 @@ ARCHS = {
 class InLineSwin(Pyramid):
     """A pyramid of strides 4, 8, 16, 32 without absolute positions.
 
-    InLine blocks see the whole map unless their config has a window_size; softmax blocks have windows
-    of img_size / 32, 7 for 224 and 12 for 384, with relative positions. The windows of every second
-    block are shifted.
+    Softmax blocks have windows of img_size / 32, 7 for 224 and 12 for 384, with relative positions. InLine
+    blocks, and those of any other attention, see the whole map unless their config has a window_size. The
+    windows of every second block are shifted.
 
     Args:
         arch: tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number per

@@ -1,5 +1,6 @@
 """Bricks with no attention in them."""
 
+from inline.models.layers.depthwise import check_conv_size, depthwise
 from inline.models.layers.drop_path import DropPath, drop_path_rates
 from inline.models.layers.lepe import LocallyEnhancedPosition
 from inline.models.layers.maps import map_to_tokens, tokens_to_map
@@ -19,6 +20,8 @@ __all__ = [
     'PositionEmbedding',
     'Regions',
     'RelativePositionBias',
+    'check_conv_size',
+    'depthwise',
     'drop_path_rates',
     'map_to_tokens',
     'square_windows',

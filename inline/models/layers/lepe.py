@@ -1,7 +1,6 @@
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inline.models.layers.maps import map_to_tokens, tokens_to_map
+from inline.models.layers.depthwise import depthwise
 
 
 class LocallyEnhancedPosition(nn.Module):
@@ -13,8 +12,5 @@ class LocallyEnhancedPosition(nn.Module):
 
     def forward(self, v: Tensor, hw: tuple[int, int], channels: slice) -> Tensor:
         """v (B, P + h·w, c), which are these channels of all, to the same shape: zero at the prefix."""
-        prefix = v.shape[1] - hw[0] * hw[1]
-        maps = tokens_to_map(v[:, prefix:], hw)
         bias = None if self.conv.bias is None else self.conv.bias[channels]
-        out = map_to_tokens(F.conv2d(maps, self.conv.weight[channels], bias, padding=1, groups=v.shape[2]))
-        return F.pad(out, (0, 0, prefix, 0)) if prefix else out
+        return depthwise(v, hw, self.conv.weight[channels], bias)

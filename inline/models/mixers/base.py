@@ -12,8 +12,7 @@ from inline.errors import UserError
 from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
 from inline.models.mixers.heads import split_heads
 from inline.ops.masking import zero_masked
-
-ALL_QUERIES = slice(None)
+from inline.ops.places import ALL_QUERIES
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,15 @@ class Part:
     x: Tensor
     unnormed: Tensor | None
 
-    def heads(self) -> list[Tensor]:
+    @property
+    def hw(self) -> tuple[int, int]:
+        """Height and width of a region; prefix tokens come before it."""
+        return self.regions.window
+
+    def heads(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as (b, heads, n, c / heads)."""
-        return [split_heads(t, self.num_heads) for t in (self.q, self.k, self.v)]
+        heads = self.num_heads
+        return split_heads(self.q, heads), split_heads(self.k, heads), split_heads(self.v, heads)
 
 
 class MixerOptions(TypedDict, total=False):
@@ -111,7 +116,7 @@ class AttentionMixer(nn.Module, ABC):
             if local is not None:
                 out = out + local
             if self.lepe is not None:
-                out = out + self.lepe(zero_masked(part.v, part.key_mask), part.regions.window, part.channels)
+                out = out + self.lepe(zero_masked(part.v, part.key_mask), part.hw, part.channels)
             outs.append(part.regions.join(out))
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
 

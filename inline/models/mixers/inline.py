@@ -59,7 +59,7 @@ class InLineMixer(AttentionMixer):
         if self.residual is None:
             return None
         kernels = self.residual(self._mean_tokens(part))[:, part.channels]
-        return local_residual(part.v, kernels, part.regions.window, key_mask=part.key_mask)
+        return local_residual(part.v, kernels, part.hw, key_mask=part.key_mask)
 
     def _mean_tokens(self, part: Part) -> Tensor:
         """The mean token of each region, (b, C)."""
