@@ -90,8 +90,5 @@ def focus(x: Tensor, power: int, scale: Tensor | None = None, key_mask: Tensor |
 def _focus_naive(x: Tensor, power: int, scale: Tensor | None) -> Tensor:
     x = x.clamp(min=0) + FLOOR
     x = x if scale is None else x / scale[None, :, None, :]
-    return (
-        x**power
-        * (x**2).sum(dim=TOKEN, keepdim=True) ** 0.5
-        / ((x ** (2 * power)).sum(dim=TOKEN, keepdim=True) ** 0.5)
-    )
+    length, sharpened_length = ((x ** (2 * p)).sum(dim=(1, 3), keepdim=True).sqrt() for p in (1, power))
+    return length / sharpened_length * x**power

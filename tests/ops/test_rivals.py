@@ -200,6 +200,8 @@ def test_flatten_attention_by_hand() -> None:
     q, k, v = tokens((3, 4)), tokens((1, -1), (-1, 1)), column(91, 0)
     focused = focus(q, 3).flatten().tolist()
     assert focused == pytest.approx([27 * 5 / math.sqrt(4825), 64 * 5 / math.sqrt(4825)], rel=1e-5)
+    # Two heads of one channel are one token too.
+    assert focus(q.transpose(1, 3), 3).flatten().tolist() == focused
     assert flatten_attention_weights(q, k).flatten().tolist() == pytest.approx([27 / 91, 64 / 91], rel=1e-5)
     assert flatten_attention(q, k, v).item() == pytest.approx(27, rel=1e-5)
 
@@ -293,6 +295,18 @@ def test_nystrom_attention_of_few_tokens_is_softmax_attention(landmarks: int, ma
     exact = softmax_attention_naive(q, k, v, key_mask=mask)
     for op in (nystrom_attention, nystrom_attention_naive):
         torch.testing.assert_close(op(q, k, v, num_landmarks=landmarks, key_mask=mask), exact)
+
+
+@pytest.mark.parametrize('kept', [1, 3, 5, 7, 8])
+def test_empty_segments_take_no_part_in_nystrom_attention(kept: int) -> None:
+    """An image with fewer tokens than landmarks beside one with more."""
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[0, kept:] = False
+    assert_twins(
+        lambda *qkv: nystrom_attention(*qkv, num_landmarks=8, key_mask=mask),
+        lambda *qkv: nystrom_attention_naive(*qkv, num_landmarks=8, key_mask=mask),
+        make_qkv(2, 2, 20),
+    )
 
 
 def test_nystrom_attention_is_exact_where_segments_hold_alike_tokens() -> None:
