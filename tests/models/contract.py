@@ -135,6 +135,8 @@ def bfloat16_is_finite_and_near(name: str) -> None:
     exact = mixer(x, HW, x)
     with torch.autocast('cpu', torch.bfloat16):
         mixed = mixer(x, HW, x).float()
+    mixed.square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in mixer.parameters())
     half = mixer.bfloat16()(x.bfloat16(), HW, x.bfloat16()).float()
     for out in (mixed, half):
         assert out.isfinite().all()

@@ -1,5 +1,7 @@
 """Mixers in windows and stripes against a loop over the regions; and padding that must not matter."""
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +11,11 @@ from inline.errors import UserError
 from inline.models.layers import regions as regions_module
 from inline.models.layers import square_windows, stripes
 from inline.models.mixers import (
+    AttentionMixer,
     FLattenMixer,
     InLineMixer,
     LinearMixer,
+    MixerOptions,
     NystromMixer,
     SoftmaxMixer,
     build_mixer,
@@ -214,6 +218,11 @@ def test_an_unknown_option_is_answered_with_all_that_a_mixer_takes() -> None:
         "unknown option 'window' of mixer 'Linear': "
         'it takes kernel, qkv_bias, window_size, shift, wrap, split_size, lepe'
     )
+
+
+def test_every_option_of_the_base_class_can_be_handed_on() -> None:
+    parameters = list(inspect.signature(AttentionMixer).parameters)
+    assert parameters == ['dim', 'num_heads', *MixerOptions.__annotations__]
 
 
 @pytest.mark.parametrize('kind', ['InLine', 'Linear'])
