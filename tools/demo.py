@@ -54,7 +54,7 @@ def make_data() -> None:
 def train_and_test(work_dir: Path) -> None:
     """The classifier, then what starts from it; on two cores, two processes at a time."""
     from inline.engine.config import load_config
-    from inline.engine.runs import ROOT, Run, run_side_by_side
+    from inline.engine.runs import ROOT, Run, run_all
 
     def run(name: str, config: str, pretrained: Path | None = None, processes: int = 1) -> Run:
         path = ROOT / 'configs' / 'digits' / f'{config}.py'
@@ -70,11 +70,12 @@ def train_and_test(work_dir: Path) -> None:
         )
 
     classifier = run('classification', 'inline-pvt-micro_digits', processes=2)
-    run_side_by_side([classifier])
+    run_all([classifier], width=1)
     weights = classifier.last_checkpoint()
     mask_rcnn, semantic_fpn = (f'{head}_inline-pvt-micro_digits' for head in ('mask-rcnn', 'semantic-fpn'))
-    run_side_by_side([run('detection', mask_rcnn, pretrained=weights), run('detection_scratch', mask_rcnn)])
-    run_side_by_side([run('segmentation', semantic_fpn, pretrained=weights, processes=2)])
+    detectors = [run('detection', mask_rcnn, pretrained=weights), run('detection_scratch', mask_rcnn)]
+    run_all(detectors, width=2)
+    run_all([run('segmentation', semantic_fpn, pretrained=weights, processes=2)], width=1)
 
 
 def describe_machine() -> dict[str, str]:

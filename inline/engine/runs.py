@@ -1,7 +1,6 @@
 """Trainings and tests by the tools, as processes of their own, in folders that can be taken up again."""
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inline.engine.config import load_config
+from inline.engine.logs import read_scalars, training_records
 from inline.errors import UserError
 
 # The tools and configs stand beside the package.
@@ -32,6 +32,7 @@ class Run:
         data_root: The folder that holds the data sets; None for the tools' own default.
         options: ``key=value`` settings that override the config's.
         flags: Further flags of tools/train.py.
+        test: Whether a test follows the training; else its last validation stands for one.
         keep_predictions: Whether the test writes all predictions to test/predictions.pkl.
         depends_on: What else the outcome depends on, such as the version of the data.
     """
@@ -43,6 +44,7 @@ class Run:
     data_root: str | None = None
     options: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    test: bool = True
     keep_predictions: bool = False
     depends_on: str = ''
 
@@ -115,24 +117,37 @@ def call(command: Sequence[str], what: str) -> None:
         raise UserError(f'{what} ended with exit code {code}; its last lines above say why')
 
 
-def run_side_by_side(runs: Sequence[Run]) -> None:
-    """Train all, then test all, with their output in logs and their progress on the terminal."""
+def run_all(runs: Sequence[Run], width: int) -> None:
+    """Train and test all, `width` at a time, with output in logs and progress on the terminal."""
     waiting = []
     for run in runs:
         if run.is_done():
             print(f'{run.name}: done already', flush=True)
         else:
-            run.begin()
             waiting.append(run)
-    for step in ('train', 'test'):
-        processes = {run: _start(run, step) for run in waiting}
-        try:
-            _watch(processes, step)
-        finally:
-            for process in processes.values():
-                process.terminate()
-    for run in waiting:
-        run.mark_done()
+    active: dict[Run, _Step] = {}
+    next_report = time.monotonic() + POLL_SECONDS
+    try:
+        while waiting or active:
+            while waiting and len(active) < width:
+                run = waiting.pop(0)
+                run.begin()
+                active[run] = _Step(run, 'train')
+            time.sleep(0.2)
+            for run, step in list(active.items()):
+                following = step.following()
+                if following is None:
+                    run.mark_done()
+                    del active[run]
+                else:
+                    active[run] = following
+            if time.monotonic() > next_report:
+                for step in active.values():
+                    step.tell_progress()
+                next_report = time.monotonic() + POLL_SECONDS
+    finally:
+        for step in active.values():
+            step.process.terminate()
 
 
 def clock(seconds: float) -> str:
@@ -147,40 +162,31 @@ def _read(path: Path) -> str | None:
     return path.read_text() if path.is_file() else None
 
 
-def _start(run: Run, step: str) -> subprocess.Popen[bytes]:
-    command = run.train_command() if step == 'train' else run.test_command()
-    with (run.folder / f'{step}.log').open('wb') as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment())
+class _Step:
+    """The training or the test of a run, as a process with its output in a log."""
 
+    def __init__(self, run: Run, kind: str) -> None:
+        self.run, self.kind = run, kind
+        self.log = run.folder / f'{kind}.log'
+        self.total = load_config(run.config).train_cfg.get('max_iters')
+        command = run.train_command() if kind == 'train' else run.test_command()
+        with self.log.open('wb') as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
+        print(f'{run.name}: {kind}ing, log in {self.log}', flush=True)
 
-def _watch(processes: dict[Run, subprocess.Popen[bytes]], step: str) -> None:
-    """Tell how far each run is until all have ended; a run that failed ends all with its last lines."""
-    totals = {run: load_config(run.config).train_cfg.max_iters for run in processes}
-    for run in processes:
-        print(f'{run.name}: {step}ing, log in {run.folder / f"{step}.log"}', flush=True)
-    while any(process.poll() is None for process in processes.values()):
-        next_report = time.monotonic() + POLL_SECONDS
-        while time.monotonic() < next_report and any(
-            process.poll() is None for process in processes.values()
-        ):
-            time.sleep(0.2)
-        for run, process in processes.items():
-            if step == 'train' and process.poll() is None:
-                _tell_progress(run, totals[run])
-    for run, process in processes.items():
-        if process.returncode:
-            log = run.folder / f'{step}.log'
-            print('\n'.join(log.read_text(errors='replace').splitlines()[-20:]), file=sys.stderr)
-            raise UserError(f'{run.name}: {step}ing ended with exit code {process.returncode}, see {log}')
+    def following(self) -> '_Step | None':
+        """Itself while it goes on, then the step after it, None at the end; a failure ends everything."""
+        code = self.process.poll()
+        if code is None:
+            return self
+        if code:
+            print('\n'.join(self.log.read_text(errors='replace').splitlines()[-20:]), file=sys.stderr)
+            raise UserError(f'{self.run.name}: {self.kind}ing ended with exit code {code}, see {self.log}')
+        return _Step(self.run, 'test') if self.kind == 'train' and self.run.test else None
 
-
-def _tell_progress(run: Run, total: int) -> None:
-    logs = sorted(run.folder.glob('*/vis_data/scalars.json'))
-    lines = logs[-1].read_text().splitlines() if logs else []
-    steps = [entry for entry in map(json.loads, lines) if 'loss' in entry]
-    if steps:
-        step = steps[-1]['step']
-        left = (total - step) * steps[-1]['time']
-        print(
-            f'  {run.name:<18} {step:>5}/{total}  loss {steps[-1]["loss"]:.3f}  eta {clock(left)}', flush=True
-        )
+    def tell_progress(self) -> None:
+        records = training_records(read_scalars(self.run.folder)) if self.kind == 'train' else []
+        if records and self.total:
+            step, loss = records[-1]['step'], records[-1]['loss']
+            left = clock((self.total - step) * records[-1]['time'])
+            print(f'  {self.run.name:<18} {step:>5}/{self.total}  loss {loss:.3f}  eta {left}', flush=True)

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from inline.report.logs import Curve
+from inline.engine.logs import Curve
 
 # Stands for the page's text colour, which changes with the light or dark scheme.
 _INK = '#010203'

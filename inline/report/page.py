@@ -8,9 +8,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from inline.engine.logs import Curve
 from inline.report.charts import draw_chart
 from inline.report.drawing import PALETTE, css_colour
-from inline.report.logs import Curve
 from inline.report.results import LOSS, RunResult
 from inline.report.samples import SCORE_THRESHOLD, SHUFFLE_SEED, Panel, Sample
 from inline.report.table import COMPARED, compare_detection, format_value, table_header, table_rows

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inline.report.logs import (
+from inline.engine.logs import (
     Curve,
     curve,
     read_scalars,

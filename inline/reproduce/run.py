@@ -8,9 +8,9 @@ from pathlib import Path
 
 from inline.engine import environment
 from inline.engine.config import check_checkpoint, load_config
+from inline.engine.logs import read_test_metrics, scaled
 from inline.engine.runs import ROOT, Run, call, file_digest, tool_command
 from inline.errors import UserError
-from inline.report.logs import read_test_metrics, scaled
 from inline.reproduce.measured import append_measured, find_measured
 from inline.reproduce.tables import Row
 

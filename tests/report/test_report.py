@@ -13,10 +13,10 @@ import pytest
 import torch
 from report_helpers import Page, fabricate_demo, training_line, write_scalars, write_test_metrics
 
+from inline.engine.logs import Curve, read_scalars, training_minutes
 from inline.errors import UserError
 from inline.report import RunResult, collect_results, compare_detection, format_table, write_report
 from inline.report.drawing import PALETTE, ZOOM, Instance, draw_instances, draw_label_map
-from inline.report.logs import Curve, read_scalars, training_minutes
 
 SETTINGS = {'Hardware': '2 cores', 'Commit': 'abc1234', 'Seed': '0'}
 NUM_CHARTS = 6

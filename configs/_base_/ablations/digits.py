@@ -1,0 +1,19 @@
+# Digits at 32 pixels for comparing attentions: what all rows of a table share but the backbone.
+_base_ = '../digits/classification.py'
+train_dataloader = _base_.train_dataloader
+train_dataloader.dataset.pipeline[1].scale = 32
+val_dataloader = _base_.val_dataloader
+val_dataloader.dataset.pipeline[1].scale = (32, 32)
+test_dataloader = val_dataloader
+model = dict(
+    type='ImageClassifier',
+    head=dict(
+        type='LinearClsHead',
+        num_classes=10,
+        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+        topk=(1,),
+    ),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-3, betas=(0.9, 0.95)))
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=1000, val_interval=1000)
+default_hooks = dict(checkpoint=dict(interval=1000))

@@ -1,0 +1,20 @@
+# A pyramid of four stages whose first map is 16 × 16, from digits at 64 pixels.
+_base_ = 'digits.py'
+train_dataloader = _base_.train_dataloader
+train_dataloader.dataset.pipeline[1].scale = 64
+val_dataloader = _base_.val_dataloader
+val_dataloader.dataset.pipeline[1].scale = (64, 64)
+test_dataloader = val_dataloader
+model = dict(
+    backbone=dict(
+        type='inline.InLineSwin',
+        arch=dict(
+            embed_dims=(24, 48, 64, 96), depths=(2, 2, 2, 1), num_heads=(2, 4, 4, 6), mlp_ratios=(2, 2, 2, 2)
+        ),
+        img_size=64,
+        out_indices=(3,),
+        init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform'),
+    ),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(in_channels=96),
+)

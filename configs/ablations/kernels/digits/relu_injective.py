@@ -1,0 +1,3 @@
+_base_ = '../../../_base_/ablations/swin_digits.py'
+_mixer = dict(type='InLine', kernel='relu', residual=False)
+model = dict(backbone=dict(mixers=[_mixer, _mixer, _mixer, dict(type='Softmax')]))

@@ -1,0 +1,3 @@
+_base_ = '../../../inline_swin/inline-swin-tiny_8xb128_in1k.py'
+_mixer = dict(type='Linear', kernel='relu')
+model = dict(backbone=dict(mixers=[_mixer, _mixer, _mixer, dict(type='Softmax')]))
