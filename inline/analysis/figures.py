@@ -1,0 +1,251 @@
+"""The figures: PNG files that can be read in a page's width."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inline.analysis.illustration import LENGTHS, Illustration
+from inline.analysis.maps import LayerMaps, Pixel
+from inline.analysis.tables import Cell
+
+# One colour a model, the first two as in the report.
+COLOURS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7f6000', '#d6519b')
+GREY = '#777777'
+LENGTH_COLOURS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
+DPI = 160
+STYLE = {
+    'font.size': 10,
+    'font.family': 'sans-serif',
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'grid.alpha': 0.2,
+    'legend.frameon': False,
+}
+
+Collisions = Mapping[str, tuple[Tensor, Tensor]]
+Shares = Mapping[str, tuple[float, float | None, float]]
+
+
+def draw_illustration(shown: Illustration, path: Path) -> None:
+    """The vectors, then a panel for each kind of attention with the weights of the four queries."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(13, 3.6), layout='constrained')
+        plane, *panels = figure.subplots(1, 1 + len(shown.weights), width_ratios=(1.1, 1, 1, 1))
+        _draw_vectors(plane, shown)
+        keys = np.arange(len(shown.keys))
+        for panel, (kind, weights) in zip(panels, shown.weights.items(), strict=True):
+            panel.sharey(panels[0])
+            for i, (length, colour) in enumerate(zip(LENGTHS, LENGTH_COLOURS, strict=True)):
+                panel.bar(keys + 0.2 * (i - 1.5), weights[i], 0.18, color=colour, label=f'{length:g}')
+            panel.axhline(0, color=GREY, linewidth=0.8)
+            panel.set_xticks(keys, [f'$k_{key + 1}$' for key in keys])
+            panel.grid(visible=False, axis='x')
+            panel.set_title(kind)
+            panel.set_xlabel('key')
+        panels[0].set_ylabel('attention weight')
+        panels[0].legend(title='length of the query', ncols=2, fontsize=8, title_fontsize=8)
+        _save(figure, path)
+
+
+def _draw_vectors(axes: Any, shown: Illustration) -> None:
+    for (x, y), length, colour in zip(
+        reversed(shown.queries.tolist()), reversed(LENGTHS), reversed(LENGTH_COLOURS), strict=True
+    ):
+        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': colour, 'linewidth': 2.2})
+        axes.text(x, y + 0.12, f'$q_{length:g}$', color=colour, ha='right', va='bottom')
+    for i, (x, y) in enumerate(shown.keys.tolist()):
+        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': GREY, 'linewidth': 1.2})
+        axes.text(1.25 * x, 1.25 * y, f'$k_{i + 1}$', color='black', ha='center', va='center')
+    axes.set_xlim(-1.5, 3.6)
+    axes.set_ylim(-1.5, 3)
+    axes.set_aspect('equal')
+    axes.set_title('four queries of one direction, five keys')
+
+
+def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path: Path) -> None:
+    """A histogram of the colliding pairs of an image for each model; below, the share in each layer."""
+    totals = {
+        label: sum(found.sum(dim=1) for found, _ in layers.values()).numpy()  # type: ignore[union-attr]
+        for label, layers in measured.items()
+    }
+    with mpl.rc_context(STYLE):
+        columns = len(measured)
+        figure = Figure(figsize=(max(4.2 * columns, 7), 6.8), layout='constrained')
+        grid = figure.add_gridspec(2, columns)
+        bins = _log_bins(max(int(total.max()) for total in totals.values()))
+        first = None
+        for i, (label, total) in enumerate(totals.items()):
+            axes = figure.add_subplot(grid[0, i], sharex=first, sharey=first)
+            first = first or axes
+            axes.hist(total, bins=bins, color=COLOURS[i % len(COLOURS)])
+            axes.set_xscale('symlog', linthresh=1)
+            axes.set_xlim(bins[0], bins[-1])
+            axes.set_title(f'{label}: {total.mean():,.1f} an image')
+            axes.set_xlabel('colliding query pairs of an image')
+        assert first is not None
+        first.set_ylabel('images')
+        first.yaxis.set_major_locator(MaxNLocator(integer=True))
+        _draw_layer_shares(figure.add_subplot(grid[1, :]), measured, tolerance)
+        _save(figure, path)
+
+
+def _draw_layer_shares(axes: Any, measured: Mapping[str, Collisions], tolerance: float) -> None:
+    smallest = 1.0
+    for i, (label, layers) in enumerate(measured.items()):
+        shares = [float(100 * found.sum() / pairs.sum().clamp(min=1)) for found, pairs in layers.values()]
+        smallest = min([smallest, *(share for share in shares if share > 0)])
+        _plot(axes, shares, i, label=label)
+    # Linear below the smallest share that there is, so that zero has a place.
+    axes.set_yscale('symlog', linthresh=10 ** np.floor(np.log10(smallest)))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f'pairs closer than {tolerance:g} (%)')
+    _name_layers(axes, [list(layers) for layers in measured.values()])
+    axes.legend()
+
+
+def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
+    """The share in the neighbourhood over the layers, dashed with local terms, dotted what chance gives."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4.4), layout='constrained')
+        axes = figure.add_subplot()
+        chances = [[chance for *_, chance in layers.values()] for layers in measured.values()]
+        same_chance = all(len(one) == len(chances[0]) and np.allclose(one, chances[0]) for one in chances)
+        for i, (label, layers) in enumerate(measured.items()):
+            _plot(axes, [100 * share for share, *_ in layers.values()], i, label=f'{label}: attention')
+            terms = [
+                np.nan if with_terms is None else 100 * with_terms for _, with_terms, _ in layers.values()
+            ]
+            if not np.isnan(terms).all():
+                _plot(axes, terms, i, label=f'{label}: attention and local terms', linestyle='--')
+            if not same_chance or i == 0:
+                axes.plot(
+                    [100 * chance for chance in chances[i]],
+                    color=GREY if same_chance else COLOURS[i % len(COLOURS)],
+                    linestyle=':',
+                    linewidth=1.6,
+                    label='chance: equal weights' if same_chance else f'{label}: chance',
+                )
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel('share on the 3×3 neighbourhood (%)')
+        _name_layers(axes, [list(layers) for layers in measured.values()])
+        figure.legend(loc='outside upper center', ncols=2)
+        _save(figure, path)
+
+
+def draw_masking(rows: Sequence[Sequence[Cell]], path: Path) -> None:
+    """Accuracy over the side of the masked window, solid for near keys, dashed for as many random ones."""
+    labels = list(dict.fromkeys(str(row[0]) for row in rows))
+    windows = list(dict.fromkeys(str(row[2]) for row in rows))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.2), layout='constrained')
+        axes = figure.add_subplot()
+        for i, label in enumerate(labels):
+            for kind, linestyle in (('local', '-'), ('random', '--')):
+                values = [row[4] for row in rows if row[0] == label and row[1] in ('none', kind)]
+                _plot(axes, values, i, linestyle=linestyle)
+        axes.set_xticks(range(len(windows)), ['nothing', *windows[1:]])
+        axes.set_xlabel('masked out for each query: its window, or as many random keys')
+        axes.set_ylabel('top-1 accuracy (%)')
+        handles = [
+            Line2D([], [], color=COLOURS[i % len(COLOURS)], marker='o', markersize=4, label=label)
+            for i, label in enumerate(labels)
+        ]
+        handles += [
+            Line2D([], [], color=GREY, linestyle=linestyle, label=label)
+            for linestyle, label in (('-', 'keys near the query'), ('--', 'random keys'))
+        ]
+        figure.legend(handles=handles, loc='outside upper center', ncols=2)
+        _save(figure, path)
+
+
+def draw_maps(
+    image: NDArray[np.uint8], queries: Sequence[Pixel], maps: Sequence[LayerMaps], path: Path
+) -> None:
+    """A row for each query: the image, then its weights in every layer. Last, the residual's kernels."""
+    with_residual = any(one.residual is not None for one in maps)
+    rows, columns = len(queries) + with_residual, 1 + len(maps)
+    with mpl.rc_context({**STYLE, 'axes.grid': False}):
+        height = image.shape[0] / image.shape[1]
+        figure = Figure(figsize=(2.5 * columns, (2.5 * height + 0.6) * rows), layout='constrained')
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for axes in panels.flat:
+            axes.set_axis_off()
+        for row, query in zip(panels, queries, strict=False):
+            _show_image(row[0], image, query)
+            row[0].set_title(f'query at {query[0]}, {query[1]}')
+        for column, one in enumerate(maps, start=1):
+            for i, query in enumerate(queries):
+                _show_weights(panels[i, column], image, query, one, one.weights[i].numpy())
+                panels[i, column].set_title(one.layer.name)
+            if one.residual is not None:
+                # The kernels differ by query only where there are windows; the first stands for all.
+                _show_grid(panels[-1, column], one.residual[0].numpy(), 0.0, None)
+                panels[-1, column].set_title('residual kernel')
+        _save(figure, path)
+
+
+def _show_image(axes: Any, image: NDArray[np.uint8], query: Pixel) -> None:
+    axes.imshow(image)
+    axes.plot(query[1], query[0], marker='+', markersize=11, markeredgewidth=2.4, color='white')
+    axes.plot(query[1], query[0], marker='+', markersize=9, markeredgewidth=1.2, color='#d0021b')
+
+
+def _show_weights(
+    axes: Any, image: NDArray[np.uint8], query: Pixel, one: LayerMaps, weights: NDArray[np.float64]
+) -> None:
+    """Weights as multiples of equal weights: white is that much, red more, blue less."""
+    seen = np.count_nonzero(~np.isnan(weights))
+    extent = (0, weights.shape[1] * one.key_stride, weights.shape[0] * one.key_stride, 0)
+    _show_grid(axes, weights * seen, 1.0, extent)
+    y, x = (value // one.stride * one.stride for value in query)
+    axes.add_patch(Rectangle((x, y), one.stride, one.stride, fill=False, edgecolor='black', linewidth=1.2))
+    axes.set_xlim(0, image.shape[1])
+    axes.set_ylim(image.shape[0], 0)
+
+
+def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any) -> None:
+    reach = max(float(np.nanmax(np.abs(grid - centre))), 1e-6)
+    shown = axes.imshow(grid, cmap='RdBu_r', vmin=centre - reach, vmax=centre + reach, extent=extent)
+    axes.set_facecolor('#dddddd')
+    bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.8, aspect=18, pad=0.03)
+    bar.ax.tick_params(labelsize=8)
+    bar.locator = MaxNLocator(3)
+    bar.update_ticks()
+
+
+def _plot(axes: Any, values: Sequence[Any], index: int, **style: Any) -> None:
+    colour = COLOURS[index % len(COLOURS)]
+    axes.plot(values, **{'color': colour, 'marker': 'o', 'markersize': 4, 'linewidth': 1.8, **style})
+
+
+def _name_layers(axes: Any, keys: Sequence[Sequence[str]]) -> None:
+    """Ticks by the layers' keys if all models have the same layers, else by their order."""
+    longest = max(keys, key=len)
+    names = list(longest) if all(list(one) == list(longest) for one in keys) else None
+    ticks = list(range(len(longest)))
+    axes.set_xticks(ticks, names or [str(tick + 1) for tick in ticks])
+    staged = names is not None and any('.' in name for name in names)
+    axes.set_xlabel('layer (stage.block)' if staged else 'layer')
+
+
+def _log_bins(largest: int) -> list[float]:
+    """Bins of zero, then five to a decade."""
+    decades = int(np.ceil(np.log10(max(largest, 10))))
+    return [0.0, *np.logspace(0, decades, 5 * decades + 1)]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=DPI)

@@ -1,0 +1,120 @@
+"""Attention maps: what one query of an image gives every place, and the kernels of the local residual."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inline.analysis.layers import Layer
+from inline.analysis.locality import residual_kernels
+from inline.analysis.places import NOWHERE, has_neighbours, places
+from inline.errors import UserError
+from inline.models.mixers.base import Part
+
+Pixel = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What is drawn of one layer.
+
+    Args:
+        layer: Which one.
+        stride: Pixels that a place of the map is wide and high.
+        weights: Of each query, the mean over the heads (queries, h, w); NaN at places that it cannot see.
+        key_stride: Pixels that a place of the weights is wide and high: more with spatial reduction.
+        residual: Kernels of the local residual in the query's region, the mean over the channels
+            (queries, 3, 3); None if there is none.
+    """
+
+    layer: Layer
+    stride: int
+    weights: Tensor
+    key_stride: int
+    residual: Tensor | None
+
+
+def check_query(query: Pixel, size: tuple[int, int]) -> None:
+    (y, x), (height, width) = query, size
+    if not (0 <= y < height and 0 <= x < width):
+        raise UserError(
+            f'query {y} {x} is outside the image: as the model sees it, '
+            f'it has {height} rows and {width} columns of pixels'
+        )
+
+
+def layer_maps(
+    layer: Layer, parts: Sequence[Part], queries: Sequence[Pixel], size: tuple[int, int]
+) -> LayerMaps:
+    """The maps of queries, given as pixels (y, x) of one image of this size, (height, width)."""
+    hw = parts[0].regions.hw
+    stride = tell_stride(size, hw)
+    # A convolution may leave out the last pixels: they belong to the last token.
+    tokens = [min(y // stride, hw[0] - 1) * hw[1] + min(x // stride, hw[1] - 1) for y, x in queries]
+    reduction = 1 if has_neighbours(parts[0]) else tell_reduction(hw, parts[0].k.shape[1])
+    drawn = [_weight_map(layer, parts, token, reduction) for token in tokens]
+    kernels = [_residual(layer, parts, token) for token in tokens]
+    found = [kernel for kernel in kernels if kernel is not None]
+    return LayerMaps(
+        layer, stride, torch.stack(drawn), stride * reduction, torch.stack(found) if found else None
+    )
+
+
+def tell_stride(size: tuple[int, int], hw: tuple[int, int]) -> int:
+    """Pixels to a token, from an image's size and its map's; the last row and column may be cut off."""
+
+    def is_whole(stride: int) -> bool:
+        return all(tokens * stride == pixels for pixels, tokens in zip(size, hw, strict=True))
+
+    def is_near(stride: int) -> bool:
+        return all(abs(pixels / stride - tokens) < 1 for pixels, tokens in zip(size, hw, strict=True))
+
+    strides = range(1, 2 * max(size))
+    # Where no stride divides the image, several may give its small map: those of pyramids are powers of two.
+    whole, powers = filter(is_whole, strides), filter(is_near, (2**i for i in range(11)))
+    for stride in (*whole, *powers, *filter(is_near, strides)):
+        return stride
+    raise UserError(f'a map of {hw[0]}×{hw[1]} tokens does not fit an image of {size[0]}×{size[1]} pixels')
+
+
+def tell_reduction(hw: tuple[int, int], keys: int) -> int:
+    """Tokens to a key along each axis, where keys are fewer than tokens."""
+    for ratio in range(2, max(hw) + 1):
+        if math.ceil(hw[0] / ratio) * math.ceil(hw[1] / ratio) == keys:
+            return ratio
+    raise UserError(f'{keys} keys are no map over {hw[0]}×{hw[1]} tokens: they cannot be drawn')
+
+
+def _weight_map(layer: Layer, parts: Sequence[Part], token: int, reduction: int) -> Tensor:
+    """(h, w) of the keys."""
+    height, width = (math.ceil(side / reduction) for side in parts[0].regions.hw)
+    total = torch.zeros(height * width, dtype=torch.float64)
+    seen = torch.zeros(height * width, dtype=torch.bool)
+    for part in parts:
+        region, row = _find(part, token)
+        weights = layer.mixer.weights(part, slice(row, row + 1))[region, :, 0].double().sum(dim=0).cpu()
+        where = places(part)[region].cpu() if reduction == 1 else torch.arange(height * width)
+        # Keys without a place, as the class token, cannot be drawn.
+        weights, where = weights[where != NOWHERE], where[where != NOWHERE]
+        total[where] += weights
+        seen[where] = True
+    total /= sum(part.num_heads for part in parts)
+    return total.masked_fill(~seen, math.nan).view(height, width)
+
+
+def _residual(layer: Layer, parts: Sequence[Part], token: int) -> Tensor | None:
+    """(3, 3), the mean over the channels of all parts."""
+    kernels = []
+    for part in parts:
+        found = residual_kernels(layer.mixer, part)
+        if found is not None:
+            kernels.append(found[_find(part, token)[0]])
+    return torch.cat(kernels).double().mean(dim=0).view(3, 3).cpu() if kernels else None
+
+
+def _find(part: Part, token: int) -> tuple[int, int]:
+    """Region and row of a token of the map."""
+    region, row = (places(part) == token).nonzero()[0].tolist()
+    return region, row
