@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,6 +23,8 @@ COLOURS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7
 GREY = '#777777'
 LENGTH_COLOURS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
 DPI = 160
+# Numbers on a logarithmic axis as people write them.
+PLAIN = FuncFormatter(lambda value, _: f'{value:,.10g}')
 STYLE = {
     'font.size': 10,
     'font.family': 'sans-serif',
@@ -64,14 +66,14 @@ def _draw_vectors(axes: Any, shown: Illustration) -> None:
         reversed(shown.queries.tolist()), reversed(LENGTHS), reversed(LENGTH_COLOURS), strict=True
     ):
         axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': colour, 'linewidth': 2.2})
-        axes.text(x, y + 0.12, f'$q_{length:g}$', color=colour, ha='right', va='bottom')
+        axes.text(x + 0.02, y - 0.1, f'$q_{length:g}$', color=colour, ha='left', va='top')
     for i, (x, y) in enumerate(shown.keys.tolist()):
         axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': GREY, 'linewidth': 1.2})
         axes.text(1.25 * x, 1.25 * y, f'$k_{i + 1}$', color='black', ha='center', va='center')
     axes.set_xlim(-1.5, 3.6)
     axes.set_ylim(-1.5, 3)
     axes.set_aspect('equal')
-    axes.set_title('four queries of one direction, five keys')
+    axes.set_title('queries and keys')
 
 
 def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path: Path) -> None:
@@ -92,6 +94,7 @@ def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path:
             axes.hist(total, bins=bins, color=COLOURS[i % len(COLOURS)])
             axes.set_xscale('symlog', linthresh=1)
             axes.set_xlim(bins[0], bins[-1])
+            axes.xaxis.set_major_formatter(PLAIN)
             axes.set_title(f'{label}: {total.mean():,.1f} an image')
             axes.set_xlabel('colliding query pairs of an image')
         assert first is not None
@@ -110,6 +113,7 @@ def _draw_layer_shares(axes: Any, measured: Mapping[str, Collisions], tolerance:
     # Linear below the smallest share that there is, so that zero has a place.
     axes.set_yscale('symlog', linthresh=10 ** np.floor(np.log10(smallest)))
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(PLAIN)
     axes.set_ylabel(f'pairs closer than {tolerance:g} (%)')
     _name_layers(axes, [list(layers) for layers in measured.values()])
     axes.legend()
@@ -129,14 +133,13 @@ def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
             ]
             if not np.isnan(terms).all():
                 _plot(axes, terms, i, label=f'{label}: attention and local terms', linestyle='--')
-            if not same_chance or i == 0:
-                axes.plot(
-                    [100 * chance for chance in chances[i]],
-                    color=GREY if same_chance else COLOURS[i % len(COLOURS)],
-                    linestyle=':',
-                    linewidth=1.6,
-                    label='chance: equal weights' if same_chance else f'{label}: chance',
-                )
+        dotted = {'linestyle': ':', 'marker': ''}
+        if same_chance:
+            shares = [100 * share for share in chances[0]]
+            _plot(axes, shares, 0, label='chance: equal weights', color=GREY, **dotted)
+        else:
+            for i, (label, own) in enumerate(zip(measured, chances, strict=True)):
+                _plot(axes, [100 * share for share in own], i, label=f'{label}: chance', **dotted)
         axes.set_ylim(bottom=0)
         axes.set_ylabel('share on the 3×3 neighbourhood (%)')
         _name_layers(axes, [list(layers) for layers in measured.values()])
@@ -178,7 +181,8 @@ def draw_maps(
     rows, columns = len(queries) + with_residual, 1 + len(maps)
     with mpl.rc_context({**STYLE, 'axes.grid': False}):
         height = image.shape[0] / image.shape[1]
-        figure = Figure(figsize=(2.5 * columns, (2.5 * height + 0.6) * rows), layout='constrained')
+        figure = Figure(figsize=(2.5 * columns, (2.5 * height + 0.8) * rows), layout='constrained')
+        figure.get_layout_engine().set(h_pad=0.1, rect=(0, 0, 1, 0.985))  # type: ignore[union-attr, call-arg]
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.flat:
             axes.set_axis_off()
@@ -191,7 +195,7 @@ def draw_maps(
                 panels[i, column].set_title(one.layer.name)
             if one.residual is not None:
                 # The kernels differ by query only where there are windows; the first stands for all.
-                _show_grid(panels[-1, column], one.residual[0].numpy(), 0.0, None)
+                _show_grid(panels[-1, column], one.residual[0].numpy(), 0.0, None, 'mean over channels')
                 panels[-1, column].set_title('residual kernel')
         _save(figure, path)
 
@@ -205,22 +209,24 @@ def _show_image(axes: Any, image: NDArray[np.uint8], query: Pixel) -> None:
 def _show_weights(
     axes: Any, image: NDArray[np.uint8], query: Pixel, one: LayerMaps, weights: NDArray[np.float64]
 ) -> None:
-    """Weights as multiples of equal weights: white is that much, red more, blue less."""
+    """Weights times the number of places: white is 1, the weight of chance, red more, blue less."""
+    # The image shows through at places that the query cannot see.
+    axes.imshow(image.mean(axis=2), cmap='gray', alpha=0.4)
     seen = np.count_nonzero(~np.isnan(weights))
     extent = (0, weights.shape[1] * one.key_stride, weights.shape[0] * one.key_stride, 0)
-    _show_grid(axes, weights * seen, 1.0, extent)
+    _show_grid(axes, weights * seen, 1.0, extent, 'weight × places')
     y, x = (value // one.stride * one.stride for value in query)
     axes.add_patch(Rectangle((x, y), one.stride, one.stride, fill=False, edgecolor='black', linewidth=1.2))
     axes.set_xlim(0, image.shape[1])
     axes.set_ylim(image.shape[0], 0)
 
 
-def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any) -> None:
+def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any, unit: str) -> None:
     reach = max(float(np.nanmax(np.abs(grid - centre))), 1e-6)
     shown = axes.imshow(grid, cmap='RdBu_r', vmin=centre - reach, vmax=centre + reach, extent=extent)
-    axes.set_facecolor('#dddddd')
     bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.8, aspect=18, pad=0.03)
     bar.ax.tick_params(labelsize=8)
+    bar.set_label(unit, fontsize=8)
     bar.locator = MaxNLocator(3)
     bar.update_ticks()
 

@@ -9,7 +9,7 @@ from inline.ops import inline_attention_weights, linear_attention_weights, softm
 
 LENGTHS = (1.0, 2.0, 3.0, 4.0)
 DIRECTION = (0.8, 0.6)
-KEYS = ((1.2, 0.1), (0.9, 0.8), (0.1, 1.1), (-0.8, 0.5), (0.5, -0.9))
+KEYS = ((1.3, 0.2), (0.6, 1.1), (-0.1, 1.1), (-0.9, 0.4), (0.5, -0.9))
 # relu is homogeneous: relu(t·q) = t·relu(q) for t > 0, and t is divided away.
 KINDS = {
     'linear': lambda q, k: linear_attention_weights(q, k, kernel='relu'),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inline.analysis.layers import Layer
 from inline.analysis.locality import residual_kernels
-from inline.analysis.places import NOWHERE, has_neighbours, places
+from inline.analysis.places import NOWHERE, attended_keys, has_neighbours, places
 from inline.errors import UserError
 from inline.models.mixers.base import Part
 
@@ -71,10 +71,11 @@ def tell_stride(size: tuple[int, int], hw: tuple[int, int]) -> int:
     def is_near(stride: int) -> bool:
         return all(abs(pixels / stride - tokens) < 1 for pixels, tokens in zip(size, hw, strict=True))
 
+    # Several strides may give the same small map. Those of our families are powers of two, unless a DeiT
+    # has other patches.
     strides = range(1, 2 * max(size))
-    # Where no stride divides the image, several may give its small map: those of pyramids are powers of two.
-    whole, powers = filter(is_whole, strides), filter(is_near, (2**i for i in range(11)))
-    for stride in (*whole, *powers, *filter(is_near, strides)):
+    powers = (2**i for i in range(11))
+    for stride in (*filter(is_near, powers), *filter(is_whole, strides), *filter(is_near, strides)):
         return stride
     raise UserError(f'a map of {hw[0]}×{hw[1]} tokens does not fit an image of {size[0]}×{size[1]} pixels')
 
@@ -94,12 +95,13 @@ def _weight_map(layer: Layer, parts: Sequence[Part], token: int, reduction: int)
     seen = torch.zeros(height * width, dtype=torch.bool)
     for part in parts:
         region, row = _find(part, token)
-        weights = layer.mixer.weights(part, slice(row, row + 1))[region, :, 0].double().sum(dim=0).cpu()
+        weights = layer.mixer.weights(part, slice(row, row + 1))
+        keys = attended_keys(part, weights, slice(row, row + 1))[region, 0].cpu()
         where = places(part)[region].cpu() if reduction == 1 else torch.arange(height * width)
         # Keys without a place, as the class token, cannot be drawn.
-        weights, where = weights[where != NOWHERE], where[where != NOWHERE]
-        total[where] += weights
-        seen[where] = True
+        drawn = keys & (where != NOWHERE)
+        total[where[drawn]] += weights[region, :, 0].double().sum(dim=0).cpu()[drawn]
+        seen[where[drawn]] = True
     total /= sum(part.num_heads for part in parts)
     return total.masked_fill(~seen, math.nan).view(height, width)
 
