@@ -116,7 +116,7 @@ def _sum_shares(
     inside = (own.abs() * near[:, None]).sum(dim=-1)
     attention = _sum_queries(_divide(inside, total).mean(dim=1), counted)
     keys = attended_keys(part, weights, rows).sum(dim=-1)
-    chance = _sum_queries(near.sum(dim=-1) / keys, counted)
+    chance = _sum_queries(near.sum(dim=-1).double() / keys, counted)
     if kernels is None:
         return attention, attention, chance
     # A kernel follows the region's rows, where a shift may have put places that are not near on the map,

@@ -65,18 +65,15 @@ def layer_maps(
 def tell_stride(size: tuple[int, int], hw: tuple[int, int]) -> int:
     """Pixels to a token, from an image's size and its map's; the last row and column may be cut off."""
 
-    def is_whole(stride: int) -> bool:
-        return all(tokens * stride == pixels for pixels, tokens in zip(size, hw, strict=True))
-
-    def is_near(stride: int) -> bool:
-        return all(abs(pixels / stride - tokens) < 1 for pixels, tokens in zip(size, hw, strict=True))
-
-    # Several strides may give the same small map. Those of our families are powers of two, unless a DeiT
-    # has other patches.
-    strides = range(1, 2 * max(size))
-    powers = (2**i for i in range(11))
-    for stride in (*filter(is_near, powers), *filter(is_whole, strides), *filter(is_near, strides)):
-        return stride
+    sides = list(zip(size, hw, strict=True))
+    # The strides of our families are powers of two, and an embedding may pad the image or leave pixels out.
+    for stride in (2**i for i in range(11)):
+        if all(abs(pixels / stride - tokens) < 1 for pixels, tokens in sides):
+            return stride
+    # A DeiT may have other patches, and pads.
+    for stride in range(1, max(size) + 1):
+        if all(math.ceil(pixels / stride) == tokens for pixels, tokens in sides):
+            return stride
     raise UserError(f'a map of {hw[0]}×{hw[1]} tokens does not fit an image of {size[0]}×{size[1]} pixels')
 
 
