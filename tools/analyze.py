@@ -73,9 +73,10 @@ def parse_args() -> argparse.Namespace:
         description='Draw what chosen queries of an image attend to, layer by layer, and the 3×3 kernels of '
         'the local residual.',
     )
-    add_comparison(injectivity, images=100)
-    add_comparison(locality, images=100)
-    add_comparison(masking, images=None)
+    # Pairs of queries take seconds an image on large maps: the bar should move with each.
+    add_comparison(injectivity, images=100, batch_size=1)
+    add_comparison(locality, images=100, batch_size=8)
+    add_comparison(masking, images=None, batch_size=8)
     add_picture(maps)
     for command in (injectivity, locality, masking, maps):
         add_model_options(command)
@@ -84,7 +85,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def add_comparison(parser: argparse.ArgumentParser, images: int | None) -> None:
+def add_comparison(parser: argparse.ArgumentParser, images: int | None, batch_size: int) -> None:
     """Arguments of a measurement on the test data of one model or more."""
     parser.usage = f'{parser.prog} CONFIG CHECKPOINT [CONFIG CHECKPOINT ...] [options]'
     parser.add_argument(
@@ -106,9 +107,9 @@ def add_comparison(parser: argparse.ArgumentParser, images: int | None) -> None:
     parser.add_argument(
         '--batch-size',
         type=int,
-        default=8,
+        default=batch_size,
         metavar='N',
-        help='images at once, but no more than the config’s test_dataloader has (default: 8)',
+        help='images at once, but no more than the config’s test_dataloader has (default: %(default)s)',
     )
     parser.add_argument('--seed', type=int, default=0, help='seed of all that is drawn (default: 0)')
     parser.add_argument(

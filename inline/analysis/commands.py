@@ -25,8 +25,8 @@ from inline.models.mixers.base import Part
 PERCENT = 100
 
 
-def read_subjects(args: argparse.Namespace) -> list[Subject]:
-    """The models named on the command line, each by a config and a checkpoint."""
+def read_models(args: argparse.Namespace) -> list[tuple[Subject, DataLoader[Any]]]:
+    """The models named on the command line, each by a config and a checkpoint, and images for each."""
     for flag, value in (('--images', args.images), ('--batch-size', args.batch_size)):
         if value is not None and value < 1:
             raise UserError(f'{flag} {value}: must be at least 1')
@@ -38,7 +38,7 @@ def read_subjects(args: argparse.Namespace) -> list[Subject]:
         raise UserError(f'--label has {len(labels)} names: there are {len(pairs)} models')
     if len(set(labels)) < len(labels):
         raise UserError(f'two models are called {_repeated(labels)!r}: tell them apart with --label')
-    return [
+    subjects = [
         read_subject(
             config,
             checkpoint,
@@ -49,10 +49,9 @@ def read_subjects(args: argparse.Namespace) -> list[Subject]:
         )
         for label, (config, checkpoint) in zip(labels, pairs, strict=True)
     ]
-
-
-def sample(subject: Subject, args: argparse.Namespace) -> DataLoader[Any]:
-    return sample_images(subject, args.images, args.seed, args.batch_size)
+    return [
+        (subject, sample_images(subject, args.images, args.seed, args.batch_size)) for subject in subjects
+    ]
 
 
 def run_illustration(args: argparse.Namespace) -> None:
@@ -77,14 +76,14 @@ def run_illustration(args: argparse.Namespace) -> None:
 def run_injectivity(args: argparse.Namespace) -> None:
     if not args.tolerance > 0:
         raise UserError(f'--tolerance {args.tolerance}: must be greater than 0')
-    subjects = read_subjects(args)
+    models = read_models(args)
     folder = make_folder(args.out)
     measured = {}
     rows: list[list[Cell]] = []
-    for subject in subjects:
+    for subject, loader in models:
         # Weights of attention that divides can be so large that float32 would tell equal rows apart.
         subject.model.backbone.double()
-        collisions = measure_injectivity(subject, sample(subject, args), args.tolerance)
+        collisions = measure_injectivity(subject, loader, args.tolerance)
         measured[subject.label] = collisions
         rows += [
             [subject.label, image, layer, head + 1, int(found[image, head]), int(pairs[image, head])]
@@ -130,9 +129,9 @@ def measure_injectivity(
 
 
 def run_locality(args: argparse.Namespace) -> None:
-    subjects = read_subjects(args)
+    models = read_models(args)
     folder = make_folder(args.out)
-    measured = {subject.label: measure_locality(subject, sample(subject, args)) for subject in subjects}
+    measured = {subject.label: measure_locality(subject, loader) for subject, loader in models}
     rows: list[list[Cell]] = [
         [label, layer, *(None if share is None else share * PERCENT for share in shares)]
         for label, layers in measured.items()
@@ -174,9 +173,9 @@ def run_masking(args: argparse.Namespace) -> None:
     for side in args.windows:
         if side < 1 or side % 2 == 0:
             raise UserError(f'--windows {side}: a window around a query has an odd side, such as 3')
-    subjects = read_subjects(args)
+    models = read_models(args)
     folder = make_folder(args.out)
-    for subject in subjects:
+    for subject, _ in models:
         if subject.cfg.default_scope != 'mmpretrain':
             raise UserError(
                 f'{subject.label} is a model of {subject.cfg.default_scope}: '
@@ -185,8 +184,8 @@ def run_masking(args: argparse.Namespace) -> None:
         check_maskable(subject.layers)
     masks = [None, *(Mask(side, random, args.seed) for side in args.windows for random in (False, True))]
     rows: list[list[Cell]] = []
-    for subject in subjects:
-        correct, images = measure_masking(subject, sample(subject, args), masks)
+    for subject, loader in models:
+        correct, images = measure_masking(subject, loader, masks)
         rows += [
             [subject.label, *_name_mask(mask), images, count / images * PERCENT]
             for mask, count in zip(masks, correct, strict=True)

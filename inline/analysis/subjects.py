@@ -24,7 +24,6 @@ from inline.engine.launch import drop_pretrained
 from inline.errors import UserError
 
 Batch = dict[str, Any]
-MAX_BATCH = 8
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,302 @@
+"""The analysis as a user runs it, on small untrained classifiers, and every mistake.
+
+Real processes show that the tool starts; the other commands run in this one, to import everything only once.
+"""
+
+import csv
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import ROOT, run_tool
+
+Analyze = Callable[..., tuple[int, list[str], list[str]]]
+
+CLASSIFIER = 'configs/digits/inline-pvt-micro_digits.py'
+LAYERS = ['1.1', '2.1', '2.2', '3.1', '3.2', '4.1']
+SOFTMAX = {'type': 'Softmax', 'sr_ratio': 1}
+
+
+@pytest.fixture(scope='module')
+def models(digit_scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Config and checkpoint of an InLine classifier, of a softmax one, of one with spatial reduction."""
+    from mmengine.registry import MODELS, init_default_scope
+
+    from inline.engine.config import load_config
+
+    folder = tmp_path_factory.mktemp('models')
+    made = {}
+    for name, mixers in (('inline', None), ('softmax', SOFTMAX), ('reduced', {'type': 'Softmax'})):
+        options = {
+            'test_dataloader.num_workers': 0,
+            'test_dataloader.persistent_workers': False,
+            'test_dataloader.dataset.data_root': str(digit_scenes / 'classification'),
+        }
+        cfg = load_config(CLASSIFIER, options)
+        if mixers is not None:
+            cfg.model.backbone.mixers = mixers
+        init_default_scope(cfg.default_scope)
+        torch.manual_seed(0)
+        model = MODELS.build(cfg.model)
+        cfg.dump(folder / f'{name}.py')
+        torch.save({'state_dict': model.state_dict()}, folder / f'{name}.pth')
+        made[name] = [str(folder / f'{name}.py'), str(folder / f'{name}.pth')]
+    return made
+
+
+@pytest.fixture
+def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
+    """Run the tool here: exit code, lines of output, lines of errors."""
+
+    def run(*words: str | Path) -> tuple[int, list[str], list[str]]:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, 'argv', ['analyze.py', *map(str, words)])
+        code = 0
+        try:
+            runpy.run_path('tools/analyze.py', run_name='__main__')
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out.splitlines(), printed.err.splitlines()
+
+    return run
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def assert_is_picture(path: Path) -> None:
+    image = cv2.imread(str(path))
+    assert image is not None
+    assert min(image.shape[:2]) > 300
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 20
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / 'photo.png'
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 256, (60, 80, 3)).astype(np.uint8))
+    return path
+
+
+def test_the_illustration_needs_no_model(analyze: Analyze, tmp_path: Path) -> None:
+    code, lines, _ = analyze('illustration', '--out', tmp_path)
+    assert code == 0
+    assert lines[0].split()[0] == 'attention'
+    weights = {
+        (row['attention'], row['query length'], row['key']): float(row['weight'])
+        for row in read(tmp_path / 'illustration.csv')
+    }
+    assert len(weights) == 3 * 4 * 5
+    assert abs(weights['linear', '1.0', '1'] - weights['linear', '4.0', '1']) < 1e-6
+    assert abs(weights['InLine', '1.0', '1'] - weights['InLine', '4.0', '1']) > 0.1
+    assert_is_picture(tmp_path / 'illustration.png')
+
+
+@pytest.mark.slow
+def test_injectivity_counts_pairs_of_every_image_layer_and_head(
+    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    words = [*models['inline'], *models['softmax'], '--label', 'ours', 'theirs', '--images', '3']
+    done = run_tool('tools/analyze.py', 'injectivity', *words, '--out', tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert '3/3' in done.stderr
+    rows = read(tmp_path / 'injectivity.csv')
+    # Heads of the six layers.
+    assert len(rows) == 2 * 3 * (2 + 4 + 4 + 8 + 8 + 12)
+    assert {row['model'] for row in rows} == {'ours', 'theirs'}
+    pairs = {row['layer']: int(row['pairs']) for row in rows}
+    assert pairs == {'1.1': 10296, '2.1': 630, '2.2': 630, '3.1': 36, '3.2': 36, '4.1': 6}
+    assert all(0 <= int(row['colliding pairs']) <= int(row['pairs']) for row in rows)
+    # At a tolerance beyond all differences every pair collides.
+    assert analyze('injectivity', *words, '--out', tmp_path, '--tolerance', '100')[0] == 0
+    assert all(row['colliding pairs'] == row['pairs'] for row in read(tmp_path / 'injectivity.csv'))
+    assert_is_picture(tmp_path / 'injectivity.png')
+
+
+def test_locality_gives_each_layer_its_share_and_its_chance(
+    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    code, lines, _ = analyze(
+        'locality',
+        *models['inline'],
+        *models['softmax'],
+        *models['reduced'],
+        '--images',
+        '3',
+        '--out',
+        tmp_path,
+    )
+    assert code == 0
+    assert 'reduced: layers 1.1, 2.1, 2.2, 3.1, 3.2 have spatial reduction and are left out' in lines
+    rows = read(tmp_path / 'locality.csv')
+    assert [row['layer'] for row in rows] == [*LAYERS, *LAYERS, '4.1']
+    for row in rows:
+        assert bool(row['with local terms (%)']) == (row['model'] == 'inline')
+    chance = {row['layer']: float(row['chance (%)']) for row in rows}
+    assert chance['3.1'] == pytest.approx(100 * (4 * 4 / 9 + 4 * 6 / 9 + 1) / 9)
+    assert chance['4.1'] == 100
+    assert_is_picture(tmp_path / 'locality.png')
+
+
+def test_masking_is_the_same_for_any_batch_and_leaves_the_first_row_alone(
+    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    words = ['masking', *models['inline'], *models['softmax'], '--images', '6', '--windows', '3', '5']
+    assert analyze(*words, '--out', tmp_path / 'a', '--batch-size', '4')[0] == 0
+    assert analyze(*words, '--out', tmp_path / 'b', '--batch-size', '1')[0] == 0
+    rows = read(tmp_path / 'a' / 'masking.csv')
+    assert rows == read(tmp_path / 'b' / 'masking.csv')
+    assert [(row['masked keys'], row['window']) for row in rows[:5]] == [
+        ('none', '–'),
+        ('local', '3×3'),
+        ('random', '3×3'),
+        ('local', '5×5'),
+        ('random', '5×5'),
+    ]
+    assert all(row['images'] == '6' and 0 <= float(row['top-1 (%)']) <= 100 for row in rows)
+    assert_is_picture(tmp_path / 'a' / 'masking.png')
+
+
+@pytest.mark.slow
+def test_masking_nothing_near_measures_what_test_measures(
+    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    assert analyze('masking', *models['inline'], '--windows', '3', '--out', tmp_path)[0] == 0
+    unmasked = float(read(tmp_path / 'masking.csv')[0]['top-1 (%)'])
+    done = run_tool('tools/test.py', *models['inline'], '--work-dir', tmp_path / 'test')
+    assert done.returncode == 0, done.stderr[-3000:]
+    tested = json.loads(max((tmp_path / 'test').glob('*/*.json')).read_text())
+    assert tested['accuracy/top1'] == pytest.approx(unmasked)
+
+
+def test_maps_show_the_chosen_queries_and_layers(
+    analyze: Analyze, models: dict[str, list[str]], photo: Path, tmp_path: Path
+) -> None:
+    words = ['--query', '0', '0', '--query', '47', '20', '--layers', '1.1', '3.2', '--out', tmp_path]
+    assert analyze('maps', *models['inline'], photo, *words)[0] == 0
+    rows = read(tmp_path / 'maps_photo.csv')
+    # Two queries on maps of 12×12 and 3×3, and for each a kernel of 3×3.
+    assert len(rows) == 2 * (144 + 9) + 2 * (9 + 9)
+    for query in ('0', '47'):
+        for layer in ('1.1', '3.2'):
+            weights = [
+                float(row['weight'])
+                for row in rows
+                if (row['query y'], row['layer'], row['kind']) == (query, layer, 'attention')
+            ]
+            assert sum(weights) == pytest.approx(1, abs=1e-5)
+    assert_is_picture(tmp_path / 'maps_photo.png')
+
+
+@pytest.mark.parametrize('command', ['', 'illustration', 'injectivity', 'locality', 'masking', 'maps'])
+def test_every_command_explains_itself(analyze: Analyze, command: str) -> None:
+    code, lines, _ = analyze(*filter(None, [command]), '--help')
+    assert code == 0
+    assert lines[0].startswith('usage:')
+    if command in ('injectivity', 'locality', 'masking'):
+        assert 'CONFIG CHECKPOINT [CONFIG CHECKPOINT ...]' in lines[0]
+
+
+MISTAKES = {
+    'no command': ([], 'the following arguments are required: COMMAND'),
+    'unknown command': (['colour'], "invalid choice: 'colour'"),
+    'missing config': (['locality', 'nowhere.py', '{checkpoint}'], "config 'nowhere.py' does not exist"),
+    'missing checkpoint': (['locality', '{config}', 'gone.pth'], "checkpoint 'gone.pth' does not exist"),
+    'config alone': (['masking', '{config}'], '1 files: give a config and a checkpoint for each model'),
+    'no checkpoint': (
+        ['locality', '{config}', '{config}'],
+        'cannot be read: it is damaged, or holds more than',
+    ),
+    'checkpoint of another model': (
+        ['locality', '{config}', '{other}'],
+        'weights are 24 missing (such as backbone.stages.0.blocks.0.mixer.residual.fc1.weight)',
+    ),
+    'too few labels': (
+        ['locality', '{config}', '{checkpoint}', '{config}', '{checkpoint}', '--label', 'one'],
+        '--label has 1 names: there are 2 models',
+    ),
+    'same names': (
+        ['locality', '{config}', '{checkpoint}', '{config}', '{checkpoint}'],
+        "two models are called 'inline': tell them apart with --label",
+    ),
+    'no images': (
+        ['locality', '{config}', '{checkpoint}', '--images', '0'],
+        '--images 0: must be at least 1',
+    ),
+    'missing data': (
+        [
+            'locality',
+            '{config}',
+            '{checkpoint}',
+            '--cfg-options',
+            'test_dataloader.dataset.data_root=/no/digit_scenes',
+        ],
+        "data folder '/no/digit_scenes' of test_dataloader does not exist: make it with",
+    ),
+    'unknown layer': (
+        ['locality', '{config}', '{checkpoint}', '--layers', '5.1'],
+        "layer '5.1' does not exist: choose of 1.1, 2.1, 2.2, 3.1, 3.2, 4.1",
+    ),
+    'tolerance': (
+        ['injectivity', '{config}', '{checkpoint}', '--tolerance', '0'],
+        '--tolerance 0.0: must be greater than 0',
+    ),
+    'even window': (
+        ['masking', '{config}', '{checkpoint}', '--windows', '4'],
+        '--windows 4: a window around a query has an odd side',
+    ),
+    'reduced keys': (
+        ['masking', '{reduced config}', '{reduced}', '--images', '1'],
+        'stage 1 block 1 has 4 keys for 144 queries (spatial reduction)',
+    ),
+    'missing image': (['maps', '{config}', '{checkpoint}', 'gone.png'], "image 'gone.png' does not exist"),
+    'no image': (['maps', '{config}', '{checkpoint}', '{config}'], 'is no image that can be read'),
+    'query outside': (
+        ['maps', '{config}', '{checkpoint}', '{photo}', '--query', '48', '0'],
+        'query 48 0 is outside the image: as the model sees it, it has 48 rows and 48 columns of pixels',
+    ),
+    'query no number': (
+        ['maps', '{config}', '{checkpoint}', '{photo}', '--query', 'a', '0'],
+        "argument --query: invalid int value: 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_a_mistake_gets_one_clear_line(
+    analyze: Analyze, mistake: str, models: dict[str, list[str]], photo: Path, tmp_path: Path
+) -> None:
+    words, expected = MISTAKES[mistake]
+    names = {
+        'config': models['inline'][0],
+        'checkpoint': models['inline'][1],
+        'other': models['softmax'][1],
+        'reduced config': models['reduced'][0],
+        'reduced': models['reduced'][1],
+        'photo': str(photo),
+    }
+    out = ['--out', str(tmp_path)] if words else []
+    code, _, errors = analyze(*[word.format(**names) for word in words], *out)
+    assert code == 2, errors
+    told = [line for line in errors if 'error: ' in line]
+    assert len(told) == 1, errors
+    assert expected in told[0]
+    assert not list(tmp_path.glob('*.csv'))
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_process_of_its_own_leaves_no_traceback(models: dict[str, list[str]]) -> None:
+    done = run_tool('tools/analyze.py', 'masking', models['inline'][0], models['softmax'][1])
+    assert done.returncode == 2
+    assert 'Traceback' not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith('error: checkpoint ')
