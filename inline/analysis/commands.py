@@ -144,28 +144,29 @@ def run_locality(args: argparse.Namespace) -> None:
     _tell(folder, 'locality')
 
 
-Shares = tuple[float, float | None, float]
+Shares = tuple[float | None, float | None, float | None]
 
 
 def measure_locality(subject: Subject, loader: DataLoader[Any]) -> dict[str, Shares]:
-    """By layer, the share of attention, of attention with local terms and of chance, means over images."""
-    found: dict[str, list[Locality]] = {}
-    skipped: set[str] = set()
+    """By layer, the share of attention, of attention with local terms and of chance, means over images.
+
+    None is a share that does not exist: all three where keys are not places of the map.
+    """
+    found: dict[str, list[Locality]] = {layer.key: [] for layer in subject.layers}
 
     def see(layer: Layer, parts: list[Part]) -> None:
         locality = layer_locality(layer.mixer, parts)
-        if locality is None:
-            skipped.add(layer.key)
-        else:
-            found.setdefault(layer.key, []).append(locality)
+        if locality is not None:
+            found[layer.key].append(locality)
 
     for batch in _batches(subject, loader, subject.label):
         with watch(subject.layers, see):
             subject.run_backbone(batch)
-    if not found:
+    without = [key for key, each in found.items() if not each]
+    if len(without) == len(found):
         raise UserError(f'{subject.label}: all layers have spatial reduction, so that no key is near a query')
-    if skipped:
-        print(f'{subject.label}: layers {", ".join(sorted(skipped))} have spatial reduction and are left out')
+    if without:
+        print(f'{subject.label}: layers {", ".join(without)} have spatial reduction, no key is near a query')
     return {key: _mean_shares(each) for key, each in found.items()}
 
 
@@ -265,15 +266,11 @@ def _batches(subject: Subject, loader: DataLoader[Any], name: str) -> Iterator[B
 
 
 def _mean_shares(each: Sequence[Locality]) -> Shares:
-    def mean(shares: Sequence[Tensor]) -> float:
-        return float(torch.cat(list(shares)).mean())
+    def mean(shares: Sequence[Tensor]) -> float | None:
+        return float(torch.cat(list(shares)).mean()) if shares else None
 
     terms = [one.with_local_terms for one in each if one.with_local_terms is not None]
-    return (
-        mean([one.attention for one in each]),
-        mean(terms) if terms else None,
-        mean([one.chance for one in each]),
-    )
+    return mean([one.attention for one in each]), mean(terms), mean([one.chance for one in each])
 
 
 def _share(found: Tensor, pairs: Tensor) -> float:

@@ -24,7 +24,7 @@ GREY = '#777777'
 LENGTH_COLOURS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
 DPI = 160
 # Numbers on a logarithmic axis as people write them.
-PLAIN = FuncFormatter(lambda value, _: f'{value:,.10g}')
+PLAIN = FuncFormatter(lambda value, _: _write_number(value))
 STYLE = {
     'font.size': 10,
     'font.family': 'sans-serif',
@@ -37,7 +37,7 @@ STYLE = {
 }
 
 Collisions = Mapping[str, tuple[Tensor, Tensor]]
-Shares = Mapping[str, tuple[float, float | None, float]]
+Shares = Mapping[str, tuple[float | None, float | None, float | None]]
 
 
 def draw_illustration(shown: Illustration, path: Path) -> None:
@@ -95,7 +95,7 @@ def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path:
             axes.set_xscale('symlog', linthresh=1)
             axes.set_xlim(bins[0], bins[-1])
             axes.xaxis.set_major_formatter(PLAIN)
-            axes.set_title(f'{label}: {total.mean():,.1f} an image')
+            axes.set_title(f'{label}\nmean: {total.mean():,.1f}', fontsize=10)
             axes.set_xlabel('colliding query pairs of an image')
         assert first is not None
         first.set_ylabel('images')
@@ -124,22 +124,20 @@ def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 4.4), layout='constrained')
         axes = figure.add_subplot()
-        chances = [[chance for *_, chance in layers.values()] for layers in measured.values()]
-        same_chance = all(len(one) == len(chances[0]) and np.allclose(one, chances[0]) for one in chances)
         for i, (label, layers) in enumerate(measured.items()):
-            _plot(axes, [100 * share for share, *_ in layers.values()], i, label=f'{label}: attention')
-            terms = [
-                np.nan if with_terms is None else 100 * with_terms for _, with_terms, _ in layers.values()
-            ]
-            if not np.isnan(terms).all():
-                _plot(axes, terms, i, label=f'{label}: attention and local terms', linestyle='--')
+            attention, with_terms, _ = _percent(layers)
+            _plot(axes, attention, i, label=f'{label}: attention')
+            if not np.isnan(with_terms).all():
+                _plot(axes, with_terms, i, label=f'{label}: attention and local terms', linestyle='--')
+        chances = {label: _percent(layers)[2] for label, layers in measured.items()}
         dotted = {'linestyle': ':', 'marker': ''}
-        if same_chance:
-            shares = [100 * share for share in chances[0]]
-            _plot(axes, shares, 0, label='chance: equal weights', color=GREY, **dotted)
+        if _agree(list(chances.values())):
+            # Of a model with all layers, where another has gaps.
+            fullest = min(chances.values(), key=lambda chance: np.isnan(chance).sum())
+            _plot(axes, fullest, 0, label='chance: equal weights', color=GREY, **dotted)
         else:
-            for i, (label, own) in enumerate(zip(measured, chances, strict=True)):
-                _plot(axes, [100 * share for share in own], i, label=f'{label}: chance', **dotted)
+            for i, (label, chance) in enumerate(chances.items()):
+                _plot(axes, chance, i, label=f'{label}: chance', **dotted)
         axes.set_ylim(bottom=0)
         axes.set_ylabel('share on the 3×3 neighbourhood (%)')
         _name_layers(axes, [list(layers) for layers in measured.values()])
@@ -161,6 +159,7 @@ def draw_masking(rows: Sequence[Sequence[Cell]], path: Path) -> None:
         axes.set_xticks(range(len(windows)), ['nothing', *windows[1:]])
         axes.set_xlabel('masked out for each query: its window, or as many random keys')
         axes.set_ylabel('top-1 accuracy (%)')
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
         handles = [
             Line2D([], [], color=COLOURS[i % len(COLOURS)], marker='o', markersize=4, label=label)
             for i, label in enumerate(labels)
@@ -231,7 +230,7 @@ def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any,
     bar.update_ticks()
 
 
-def _plot(axes: Any, values: Sequence[Any], index: int, **style: Any) -> None:
+def _plot(axes: Any, values: Any, index: int, **style: Any) -> None:
     colour = COLOURS[index % len(COLOURS)]
     axes.plot(values, **{'color': colour, 'marker': 'o', 'markersize': 4, 'linewidth': 1.8, **style})
 
@@ -244,6 +243,27 @@ def _name_layers(axes: Any, keys: Sequence[Sequence[str]]) -> None:
     axes.set_xticks(ticks, names or [str(tick + 1) for tick in ticks])
     staged = names is not None and any('.' in name for name in names)
     axes.set_xlabel('layer (stage.block)' if staged else 'layer')
+
+
+def _write_number(value: float) -> str:
+    for size, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+        if value >= size:
+            return f'{value / size:g}{letter}'
+    return f'{value:g}'
+
+
+def _percent(layers: Shares) -> NDArray[np.float64]:
+    """Shares of attention, with local terms and of chance (3, layers); NaN where there is none."""
+    return 100 * np.array(list(layers.values()), dtype=np.float64).T
+
+
+def _agree(curves: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether the curves are the same wherever they have values."""
+    if len({len(curve) for curve in curves}) > 1:
+        return False
+    known = np.stack(curves)
+    known = known[:, ~np.isnan(known).all(axis=0)]
+    return bool((np.nanmax(known, axis=0) - np.nanmin(known, axis=0)).max() < 1e-3)
 
 
 def _log_bins(largest: int) -> list[float]:

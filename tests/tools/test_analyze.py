@@ -137,12 +137,14 @@ def test_locality_gives_each_layer_its_share_and_its_chance(
         tmp_path,
     )
     assert code == 0
-    assert 'reduced: layers 1.1, 2.1, 2.2, 3.1, 3.2 have spatial reduction and are left out' in lines
+    assert 'reduced: layers 1.1, 2.1, 2.2, 3.1, 3.2 have spatial reduction, no key is near a query' in lines
     rows = read(tmp_path / 'locality.csv')
-    assert [row['layer'] for row in rows] == [*LAYERS, *LAYERS, '4.1']
+    assert [row['layer'] for row in rows] == 3 * LAYERS
     for row in rows:
         assert bool(row['with local terms (%)']) == (row['model'] == 'inline')
-    chance = {row['layer']: float(row['chance (%)']) for row in rows}
+        has_neighbours = row['model'] != 'reduced' or row['layer'] == '4.1'
+        assert bool(row['attention (%)']) == bool(row['chance (%)']) == has_neighbours
+    chance = {row['layer']: float(row['chance (%)']) for row in rows[:6]}
     assert chance['3.1'] == pytest.approx(100 * (4 * 4 / 9 + 4 * 6 / 9 + 1) / 9)
     assert chance['4.1'] == 100
     assert_is_picture(tmp_path / 'locality.png')
