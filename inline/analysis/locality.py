@@ -4,9 +4,9 @@ The share of a query is Σ|w| over the keys of its neighbourhood, itself include
 its keys. Softmax weights are positive and sum to 1, so it is their sum there; InLine's can be negative, and
 sums of signed weights would cancel and could exceed 1. Prefix tokens are keys but have no neighbourhood.
 
-With local terms, which are the local residual and LePE, channel c gives a neighbour w + r_c; the share
-then is of |w + r_c|, as a mean over the channels. The chance level is what equal weights give: neighbours,
-fewer at the border, divided by keys.
+With local terms, which are InLine's residual and LePE, channel c gives a neighbour w + r_c; the share then
+is of |w + r_c|, as a mean over the channels. Convolutions of other mixers are not counted. The chance level
+is what equal weights give: neighbours, fewer at the border, divided by keys.
 """
 
 from collections.abc import Sequence
@@ -92,9 +92,9 @@ def residual_kernels(mixer: AttentionMixer, part: Part) -> Tensor | None:
     if not isinstance(residual, ResidualKernel):
         return None
     kernels: list[Tensor] = []
-    # Which mean token they are made from is the mixer's business: they are read while it attends.
+    # Which mean token they are made from is the mixer's business: they are read while it uses them.
     with residual.register_forward_hook(lambda _module, _args, out: kernels.append(out)):
-        mixer.attend(part)
+        mixer.local(part)
     return kernels[0][:, part.channels]
 
 

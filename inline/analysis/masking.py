@@ -31,7 +31,6 @@ from inline.analysis.places import (
     query_blocks,
 )
 from inline.errors import UserError
-from inline.models.mixers import AttentionMixer, InLineMixer, SoftmaxMixer
 from inline.models.mixers.base import Part
 from inline.models.mixers.heads import merge_heads, split_heads
 from inline.ops.masking import zero_masked
@@ -54,11 +53,8 @@ def subtract_mean_of_rest(weights: Tensor, keys: Tensor, kept: Tensor) -> Tensor
     return (before * (weights - mean) + 1) / left * kept[:, None]
 
 
-# How a mixer's weights are normalised decides what they are without some keys.
-RENORMALISE: dict[type[AttentionMixer], Renormalise] = {
-    SoftmaxMixer: divide_by_rest,
-    InLineMixer: subtract_mean_of_rest,
-}
+# By a mixer's normalisation, what its weights are without some keys.
+RENORMALISE: dict[str, Renormalise] = {'division': divide_by_rest, 'subtraction': subtract_mean_of_rest}
 
 
 @dataclass(frozen=True)
@@ -144,10 +140,12 @@ def _scatter(index: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
 
 
 def _renormalise(layer: Layer) -> Renormalise:
-    kind = type(layer.mixer)
-    if kind not in RENORMALISE:
-        known = ', '.join(known.__name__ for known in RENORMALISE)
-        raise UserError(f'{layer.name} is a {kind.__name__}: masking is defined for {known} only')
+    kind = layer.mixer.normalisation
+    if kind is None:
+        raise UserError(
+            f'{layer.name} is a {type(layer.mixer).__name__}: masking is defined for weights that are '
+            f'normalised by {" or ".join(RENORMALISE)}, which its are not'
+        )
     return RENORMALISE[kind]
 
 

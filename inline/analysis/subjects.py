@@ -1,6 +1,5 @@
 """What is measured: a model of a config with the weights of a checkpoint, and images of its test data."""
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,14 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, init_default_scope
-from mmengine.runner.checkpoint import get_torch_safe_globals
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from inline.analysis.layers import Layer, choose_layers, find_layers
 from inline.engine.config import check_checkpoint, check_paths, load_config, set_data_root
 from inline.engine.launch import drop_pretrained
+from inline.engine.pretrained import compare, read_weights
 from inline.errors import UserError
 
 Batch = dict[str, Any]
@@ -82,25 +81,11 @@ def read_subject(
 
 
 def load_weights(model: nn.Module, checkpoint: str, config: str) -> None:
-    """Load a checkpoint of this project; nothing in it is executed."""
-    try:
-        with torch.serialization.safe_globals(get_torch_safe_globals()):
-            content = torch.load(checkpoint, map_location='cpu', weights_only=True)
-    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise UserError(
-            f'checkpoint {checkpoint!r} cannot be read: it is damaged, or holds more than weights'
-        ) from error
-    weights = content.get('state_dict', content) if isinstance(content, dict) else None
-    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise UserError(f'checkpoint {checkpoint!r} holds no weights: expected tensors under state_dict')
-    own = model.state_dict()
-    missing = [key for key in own if key not in weights]
-    unknown = [key for key in weights if key not in own]
-    misshapen = [key for key in own if key in weights and own[key].shape != weights[key].shape]
-    if missing or unknown or misshapen:
-        told = {'missing': missing, 'not in the model': unknown, 'of another shape': misshapen}
-        words = ', '.join(f'{len(keys)} {what} (such as {keys[0]})' for what, keys in told.items() if keys)
-        raise UserError(f'checkpoint {checkpoint!r} does not fit {config!r}: weights are {words}')
+    """Load a checkpoint of the config's model: all of both must fit."""
+    weights = read_weights(checkpoint)
+    fit = compare(model, weights)
+    if fit.missing or fit.misshapen or fit.unused:
+        raise UserError(f'checkpoint {checkpoint!r} does not fit {config!r}: {fit.describe()}')
     model.load_state_dict(weights)
 
 

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import get_torch_safe_globals
 from torch import Tensor, nn
 
 from inline.errors import UserError
@@ -47,12 +49,18 @@ class Fit:
 def read_weights(path: str, prefix: str = '') -> dict[str, Tensor]:
     """The weights of a checkpoint whose names begin with `prefix`, without it.
 
-    All of them if none begins so: then the file is of the part alone.
+    All of them if none begins so: then the file is of the part alone. No code of a file is executed.
     """
     try:
-        content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        if '://' in path:
+            content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        else:
+            with torch.serialization.safe_globals(get_torch_safe_globals()):
+                content = torch.load(path, map_location='cpu', weights_only=True)
     except (OSError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise UserError(f'checkpoint {path!r} cannot be read: {str(error).splitlines()[0]}') from error
+        raise UserError(
+            f'checkpoint {path!r} cannot be read: it is damaged, or holds more than weights'
+        ) from error
     nested = content.get('state_dict', content) if isinstance(content, Mapping) else {}
     weights = {
         str(name).removeprefix('module.'): value

@@ -82,7 +82,7 @@ def test_only_linear_attention_takes_four_queries_of_one_direction_for_one() -> 
     shown = illustrate()
     collisions = {}
     for kind, weights in shown.weights.items():
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-5)
         collisions[kind] = int(close_pairs(weights[None], weights[None], 1e-3).triu(diagonal=1).sum())
         assert (largest_difference(weights) < 1e-3) == (kind == 'linear')
     assert set(collisions) == set(KINDS)

@@ -133,7 +133,8 @@ def test_the_kernels_are_those_that_the_mixer_adds() -> None:
     assert kernels is not None
     attended = (mixer.weights(part) @ part.heads()[2]).transpose(1, 2).flatten(2)
     at_centre = sum(kernels[:, :, t] * part.v[:, (2 + t // 3 - 1) * 7 + 3 + t % 3 - 1] for t in range(9))
-    torch.testing.assert_close(mixer.attend(part)[:, 2 * 7 + 3], attended[:, 2 * 7 + 3] + at_centre)
+    given = mixer.attend(part) + mixer.local(part)
+    torch.testing.assert_close(given[:, 2 * 7 + 3], attended[:, 2 * 7 + 3] + at_centre)
     assert x.shape[1] == 35
 
 

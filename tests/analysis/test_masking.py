@@ -19,13 +19,13 @@ from inline.analysis.masking import (
 from inline.analysis.places import NOWHERE, attended_keys, places
 from inline.errors import UserError
 from inline.models import InLineDeiT
-from inline.models.mixers import AttentionMixer, InLineMixer, SoftmaxMixer
+from inline.models.mixers import AttentionMixer, InLineMixer, LinearMixer, SoftmaxMixer
 from inline.models.mixers.base import Part
 from inline.ops import (
     inline_attention_naive,
     inline_attention_weights,
+    linear_attention_naive,
     linear_attention_weights,
-    local_residual_naive,
     softmax_attention_naive,
     softmax_attention_weights,
 )
@@ -90,21 +90,25 @@ def run(mixer: AttentionMixer, part: Part, mask: Mask, max_weights: int = 10**6)
     return masked_attend(Layer('1', 'block 1', mixer), mixer.attend, mask, seeds, part, max_weights)
 
 
+NAIVE = {
+    'softmax': (lambda: SoftmaxMixer(8, 2), softmax_attention_naive),
+    'inline': (lambda: InLineMixer(8, 2), inline_attention_naive),
+    'linear': (lambda: LinearMixer(8, 2, kernel='exp'), partial(linear_attention_naive, kernel='exp')),
+}
+
+
 @pytest.mark.parametrize('prefix', [0, 1])
 @pytest.mark.parametrize('side', [1, 3, 5])
-@pytest.mark.parametrize('kind', ['softmax', 'inline'])
-def test_near_keys_are_left_out_and_the_residual_stays(kind: str, side: int, prefix: int) -> None:
+@pytest.mark.parametrize('kind', NAIVE)
+def test_near_keys_are_left_out(kind: str, side: int, prefix: int) -> None:
     """Query by query, naive attention over the keys outside its window, nothing if there are none."""
     torch.manual_seed(0)
-    mixer = (SoftmaxMixer if kind == 'softmax' else InLineMixer)(8, 2).double()
-    attend = softmax_attention_naive if kind == 'softmax' else inline_attention_naive
+    make, attend = NAIVE[kind]
+    mixer = make().double()
     x = tokens(HW, prefix=prefix)
     (part,) = mixer.parts(x, HW)
     q, k, v = part.heads()
     expected = torch.zeros_like(part.v)
-    if isinstance(mixer, InLineMixer):
-        kernels = mixer.residual(x.mean(dim=1))
-        expected = local_residual_naive(part.v, kernels, HW)
     for i in range(x.shape[1]):
         y0, x0 = (i - prefix) // HW[1], (i - prefix) % HW[1]
         far = [
@@ -116,7 +120,9 @@ def test_near_keys_are_left_out_and_the_residual_stays(kind: str, side: int, pre
         if far:
             out = attend(q[:, :, i : i + 1], k[:, :, far], v[:, :, far])
             expected[:, i] += out.transpose(1, 2).flatten(2)[:, 0]
-    torch.testing.assert_close(run(mixer, part, Mask(side)), expected, rtol=1e-9, atol=1e-11)
+    # Division by a mean that is kept away from zero by 1e-6 shifts linear weights by as little.
+    atol = 1e-4 if kind == 'linear' else 1e-11
+    torch.testing.assert_close(run(mixer, part, Mask(side)), expected, rtol=1e-9, atol=atol)
 
 
 MIXERS = {
@@ -230,7 +236,7 @@ def test_a_model_runs_masked_and_is_itself_again(family: str) -> None:
 def test_what_cannot_be_masked_is_told() -> None:
     mixer, _ = written(torch.full((1, 1, 4, 4), 0.25), (2, 2))
     with pytest.raises(
-        UserError, match='block 3 is a WrittenMixer: masking is defined for SoftmaxMixer, InL'
+        UserError, match='block 3 is a WrittenMixer: masking is defined for weights that are normalised by'
     ):
         check_maskable([Layer('3', 'block 3', mixer)])
     reduced = SoftmaxMixer(8, 2, sr_ratio=2).double()

@@ -221,7 +221,7 @@ MISTAKES = {
     ),
     'checkpoint of another model': (
         ['locality', '{config}', '{other}'],
-        'weights are 24 missing (such as backbone.stages.0.blocks.0.mixer.residual.fc1.weight)',
+        '24 not in the file: backbone.stages.0.blocks.0.mixer.residual.fc1.weight',
     ),
     'too few labels': (
         ['locality', '{config}', '{checkpoint}', '{config}', '{checkpoint}', '--label', 'one'],

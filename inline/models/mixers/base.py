@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,9 @@ class AttentionMixer(nn.Module, ABC):
     position_free = True
     # and the cost is linear in the number of tokens, not quadratic.
     linear_cost = True
+    # What makes the weights of a query sum to 1, each key's score being its own affair: division by the
+    # sum of scores, or subtraction of their mean. None where it is neither.
+    normalisation: Literal['division', 'subtraction'] | None = None
 
     def __init__(
         self,

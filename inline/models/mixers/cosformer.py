@@ -11,6 +11,7 @@ class CosFormerMixer(AttentionMixer):
     """cosFormer's attention along the rows of each region, see :mod:`inline.ops.cosformer_attention`."""
 
     position_free = False
+    normalisation = 'division'
 
     def attend(self, part: Part) -> Tensor:
         return merge_heads(cosformer_attention(*part.heads(), part.hw, key_mask=part.key_mask))

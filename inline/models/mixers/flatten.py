@@ -25,6 +25,8 @@ class FLattenMixer(AttentionMixer):
         conv_size: Side of the convolution's kernels, odd; None for no convolution.
     """
 
+    normalisation = 'division'
+
     def __init__(
         self,
         dim: int,

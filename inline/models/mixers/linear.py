@@ -17,6 +17,8 @@ class LinearMixer(AttentionMixer):
         kernel: φ, a name of :data:`inline.ops.KERNELS` or affine_relu, see :class:`AffineReLU`.
     """
 
+    normalisation = 'division'
+
     def __init__(
         self, dim: int, num_heads: int, *, kernel: str = 'relu', **shared: Unpack[MixerOptions]
     ) -> None:

@@ -24,6 +24,7 @@ class SoftmaxMixer(AttentionMixer):
     """
 
     linear_cost = False
+    normalisation = 'division'
 
     def __init__(
         self,
