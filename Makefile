@@ -5,7 +5,7 @@ PYTHON ?= python3
 export VENV PYTHON
 RUN := $(VENV)/bin/python
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo claims test lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -15,6 +15,9 @@ setup:  ## make or update the virtual environment
 
 demo: setup  ## train one InLine backbone for three tasks on digit scenes and write a report
 	$(RUN) tools/demo.py
+
+claims: setup  ## try the paper's claims: two probes, five attentions on digits, one page
+	$(RUN) tools/claims.py
 
 test: lint  ## formatter, linter, type checker and all tests
 	$(RUN) -m pytest -n logical --maxprocesses 8

@@ -1,0 +1,126 @@
+"""Verdicts on the paper's claims: the same rules whichever way the figures go."""
+
+import base64
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inline.reproduce.ablations import Outcome
+from inline.reproduce.claims import (
+    HELD,
+    OPEN,
+    REFUTED,
+    Evidence,
+    compare_means,
+    judge,
+    read_collisions,
+    read_locality,
+    read_outcomes,
+    read_probes,
+    write_page,
+)
+
+ACCURACIES = {
+    'softmax': (80.0, 82.0, 81.0),
+    'linear': (70.0, 71.0, 69.0),
+    'linear_injective': (70.5, 71.5, 69.5),
+    'linear_residual': (60.0, 61.0, 62.0),
+    'inline': (81.0, 82.0, 81.5),
+}
+EVIDENCE = Evidence(
+    outcomes=[
+        Outcome(row, seed, v, 1.0) for row, values in ACCURACIES.items() for seed, v in enumerate(values)
+    ],
+    collisions={
+        'softmax': 2.0,
+        'linear': 9.0,
+        'linear_injective': 9.0,
+        'linear_residual': 8.0,
+        'inline': 0.0,
+    },
+    locality={row: (20.0 if row == 'linear' else 10.0, None, 13.8) for row in ACCURACIES},
+    probes={
+        ('length', 'Linear-relu'): [25.0],
+        ('length', 'Softmax'): [90.0],
+        ('length', 'InLine'): [95.0],
+        ('neighbour', 'InLine-no-residual'): [10.0],
+        ('neighbour', 'InLine'): [30.0],
+    },
+    levels={'length': (25.0, 100.0), 'neighbour': (10.0, 100.0)},
+)
+
+
+def test_verdicts_follow_the_figures() -> None:
+    verdicts = [claim.verdict for claim in judge(EVIDENCE)]
+    assert verdicts == [HELD, HELD, OPEN, REFUTED, REFUTED, OPEN, REFUTED, HELD, HELD]
+
+
+def test_a_tie_with_softmax_is_a_match_and_a_loss_is_not() -> None:
+    worse = [replace(o, accuracy=o.accuracy - 9) if o.row == 'inline' else o for o in EVIDENCE.outcomes]
+    assert judge(replace(EVIDENCE, outcomes=worse))[-1].verdict == REFUTED
+
+
+def test_means_differ_by_two_standard_errors() -> None:
+    # Variances 1 and 1 over 3 seeds each: the error of the difference is √(2/3) = 0.816.
+    assert compare_means((1.0, 2.0, 3.0), (0.0, 1.0, 2.0)) == 0
+    assert compare_means((3.0, 4.0, 5.0), (1.0, 2.0, 3.0)) == 1
+    assert compare_means((1.0, 2.0, 3.0), (3.0, 4.0, 5.0)) == -1
+    assert compare_means((2.0,), (1.0,)) == 1
+    assert compare_means((2.0,), (2.0,)) == 0
+
+
+def test_what_the_tools_write_is_read(tmp_path: Path) -> None:
+    (tmp_path / 'results.csv').write_text('row,seed,top1,minutes\ninline,2,81.50,1.25\n')
+    assert read_outcomes(tmp_path / 'results.csv') == [Outcome('inline', 2, 81.5, 1.25)]
+    (tmp_path / 'injectivity.csv').write_text(
+        'model,image,layer,head,colliding pairs,pairs\n'
+        'a,0,1,1,3,10\na,0,1,2,1,10\na,1,1,1,0,10\na,1,1,2,0,10\nb,0,1,1,5,10\n'
+    )
+    assert read_collisions(tmp_path / 'injectivity.csv') == {'a': 2.0, 'b': 5.0}
+    (tmp_path / 'locality.csv').write_text(
+        'model,layer,attention (%),with local terms (%),chance (%)\na,1,10,30,5\na,2,20,50,5\nb,1,4,,5\n'
+    )
+    assert read_locality(tmp_path / 'locality.csv') == {'a': (15.0, 40.0, 5.0), 'b': (4.0, None, 5.0)}
+    (tmp_path / 'runs.csv').write_text(
+        'task,mixer,seed,steps,accuracy,chance,best,config,settings\n'
+        'length,InLine,0,9,0.5,0.25,1.0,x,y\nlength,InLine,1,9,0.75,0.25,1.0,x,y\n'
+    )
+    assert read_probes(tmp_path / 'runs.csv') == (
+        {('length', 'InLine'): [50.0, 75.0]},
+        {'length': (25.0, 100.0)},
+    )
+
+
+def test_the_page_shows_everything_and_escapes_names(tmp_path: Path) -> None:
+    picture = tmp_path / 'figure.png'
+    picture.write_bytes(b'not really a picture')
+    settings = {'Machine': '<script>alert(1)</script>'}
+    write_page(EVIDENCE, {'a <b>caption</b>': picture}, settings, tmp_path / 'report.html')
+    page = (tmp_path / 'report.html').read_text()
+    assert '<script' not in page
+    assert 'a &lt;b&gt;caption' in page
+    assert base64.b64encode(picture.read_bytes()).decode() in page
+    assert page.count(f'>{REFUTED}<') == 3
+    assert '4 of 9 claims held' in re.sub(r'\s+', ' ', page)
+    assert '81.5 ± 0.5' in page
+
+
+@pytest.mark.slow
+def test_the_tool_from_probes_to_page(digit_scenes: Path, tmp_path: Path) -> None:
+    from tests.conftest import run_tool
+
+    quick = [f'{split}_dataloader.{key}' for split in ('train', 'val') for key in ('num_workers=0',)]
+    done = run_tool(
+        'tools/claims.py', '--seeds', '1', '--images', '2', '--probe-steps', '1', '--work-dir', tmp_path,
+        '--data-root', digit_scenes.parent, '--cfg-options', 'train_cfg.max_iters=2',
+        'train_cfg.val_interval=2',
+        'default_hooks.checkpoint.interval=2', 'train_dataloader.batch_size=4',
+        'train_dataloader.persistent_workers=False', 'val_dataloader.persistent_workers=False', *quick,
+        timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    page = (tmp_path / 'report.html').read_text()
+    assert page.count('<img ') == 4
+    assert page.count('class="verdict') == 9
