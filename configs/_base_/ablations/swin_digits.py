@@ -18,3 +18,5 @@ model = dict(
     neck=dict(type='GlobalAveragePooling'),
     head=dict(in_channels=96),
 )
+train_cfg = dict(max_iters=400, val_interval=400)
+default_hooks = dict(checkpoint=dict(interval=400))
