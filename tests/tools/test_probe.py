@@ -1,0 +1,83 @@
+"""tools/probe.py as a user runs it."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_tool
+
+QUICK = [
+    'tools/probe.py',
+    '--mixer',
+    'InLine',
+    'Linear-relu',
+    '--seeds',
+    '2',
+    '--steps',
+    '2',
+    '--workers',
+    '2',
+]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, lines: list[dict[str, str]]) -> None:
+    with path.open('w', newline='') as file:
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+@pytest.mark.slow
+def test_it_scores_writes_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    runs = tmp_path / 'runs.csv'
+    done = run_tool(*QUICK, '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '8/8' in done.stderr
+    lines = sorted(read(runs), key=lambda line: (line['task'], line['mixer'], line['seed']))
+    assert [(line['task'], line['mixer'], line['seed']) for line in lines] == [
+        (task, mixer, seed)
+        for task in ('length', 'neighbour')
+        for mixer in ('InLine', 'Linear-relu')
+        for seed in '01'
+    ]
+    table = read(tmp_path / 'table.csv')
+    assert [row['mixer'] for row in table] == ['*chance*', '*best possible*', 'InLine', 'Linear-relu']
+    assert all(row['length (%)'] in done.stdout for row in table)
+    assert (tmp_path / 'probes.png').read_bytes().startswith(b'\x89PNG')
+
+    # One run is lost, one has other settings than now, one has a mark that training would not give.
+    lost, changed, marked = lines[0], lines[1], lines[2]
+    write(runs, [{**changed, 'settings': '{}'}, {**marked, 'accuracy': '0.9999'}, *lines[3:]])
+    again = run_tool(*QUICK, '--out', tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert '2/2' in again.stderr
+    kept = read(runs)
+    assert len(kept) == 9
+    assert lost in kept
+    assert changed in kept
+    assert {**changed, 'settings': '{}'} in kept
+    assert {**marked, 'accuracy': '0.9999'} in kept
+
+
+@pytest.mark.parametrize(
+    ('words', 'told'),
+    [
+        (['--mixer', 'InLin'], "unknown mixer 'InLin': choose one of InLine, "),
+        (['--task', 'width'], "unknown task 'width': choose one of length, neighbour"),
+        (['--seeds', '0'], 'seeds 0: must be at least 1'),
+        (['--out', 'README.md'], "--out 'README.md' cannot be a folder"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+    done = run_tool('tools/probe.py', '--out', tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: ')
+    assert told in done.stderr
+    assert done.stderr.count('\n') == 1
+    assert not list(tmp_path.iterdir())
