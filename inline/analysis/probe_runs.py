@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
@@ -163,8 +164,8 @@ def table_rows(scores: dict[Run, Score], tasks: Sequence[str], mixers: Sequence[
     cells = summarise(scores)
     return [
         ['mixer', *(f'{task} (%)' for task in tasks)],
-        ['*chance*', *(f'{100 * PROBES[task].chance:.1f}' for task in tasks)],
-        ['*best possible*', *(f'{100 * PROBES[task].best:.1f}' for task in tasks)],
+        ['chance', *(f'{100 * PROBES[task].chance:.1f}' for task in tasks)],
+        ['best possible', *(f'{100 * PROBES[task].best:.1f}' for task in tasks)],
         *([mixer, *(str(cells[mixer, task]) for task in tasks)] for mixer in mixers),
     ]
 
@@ -185,15 +186,15 @@ def draw(scores: dict[Run, Score], tasks: Sequence[str], mixers: Sequence[str], 
 
 
 def _draw_panel(axes: Axes, task: str, cells: dict[str, Cell]) -> None:
-    heights = [cell.mean for cell in cells.values()]
+    places = _places(list(cells))
     colours = [COLOURS[_group(mixer)] for mixer in cells]
-    axes.barh(list(cells), heights, color=colours, height=0.72)
-    for place, cell in enumerate(cells.values()):
-        axes.annotate(
-            str(cell), (cell.mean, place), (3, 0), textcoords='offset points', va='center', fontsize=7
-        )
-        if cell.spread:
-            axes.errorbar(cell.mean, place, xerr=cell.spread, color='black', linewidth=0.9, capsize=2)
+    axes.barh(places, [cell.mean for cell in cells.values()], color=colours, height=0.72)
+    for place, cell in zip(places, cells.values(), strict=True):
+        spread = cell.spread or 0
+        if spread:
+            axes.errorbar(cell.mean, place, xerr=spread, color='black', linewidth=0.9, capsize=2)
+        end = (cell.mean + spread, place)
+        axes.annotate(str(cell), end, (4, 0), textcoords='offset points', va='center', fontsize=7)
     chance, best = 100 * PROBES[task].chance, 100 * PROBES[task].best
     axes.axvline(chance, color='black', linewidth=1, linestyle='--', label='chance')
     axes.axvline(best, color='black', linewidth=1, linestyle=':', label='best possible')
@@ -202,11 +203,17 @@ def _draw_panel(axes: Axes, task: str, cells: dict[str, Cell]) -> None:
     )
     axes.title.set_fontsize(9)
     axes.tick_params(labelsize=8)
-    axes.margins(y=0.01)
+    axes.set_yticks(places, list(cells))
+    # The first row at the top.
+    axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.spines[['top', 'right']].set_visible(False)
-    # The first row at the top; panels share the axis, so only once.
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
+
+
+def _places(mixers: Sequence[str]) -> list[float]:
+    """Heights of the bars, with a gap between groups."""
+    groups = [_group(mixer) for mixer in mixers]
+    gaps = accumulate([0.0, *(0.5 * (one != other) for one, other in pairwise(groups))])
+    return [index + gap for index, gap in enumerate(gaps)]
 
 
 def _group(mixer: str) -> str:

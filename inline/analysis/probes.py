@@ -49,6 +49,8 @@ class Settings:
     heads: int = 2
     hidden: int = 64
     hw: tuple[int, int] = (8, 8)
+    # Dimensions that directions of queries are drawn from: 2 makes circles, 16 fills all channels.
+    directions: int = 2
     lengths: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     contents: int = 8
     batch: int = 16
@@ -118,7 +120,7 @@ class LengthProbe(Probe):
         self.register_buffer('context', context)
 
     def forward(self, points: Tensor) -> Tensor:
-        """(B, N, 2) → answers (B, N, K)."""
+        """(B, N, directions) → answers (B, N, K)."""
         return self.head(self.mixer.proj(self.mixer.attend(self.part(points))))
 
     def part(self, points: Tensor) -> Part:
@@ -141,7 +143,7 @@ class LengthProbe(Probe):
 
     @staticmethod
     def sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Points (count, N, 2) of random directions and lengths."""
+        """Points (count, N, directions) of random directions and lengths."""
         labels = torch.randint(len(SETTINGS.lengths), (count, SETTINGS.tokens), generator=generator)
         return _with_lengths(_directions(count, generator), labels), labels
 
@@ -187,8 +189,9 @@ def right_neighbours(contents: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 def _directions(count: int, generator: torch.Generator) -> Tensor:
-    angles = 2 * torch.pi * torch.rand(count, SETTINGS.tokens, generator=generator)
-    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+    """Evenly spread, (count, N, directions)."""
+    points = torch.randn(count, SETTINGS.tokens, SETTINGS.directions, generator=generator)
+    return F.normalize(points, dim=-1)
 
 
 def _with_lengths(directions: Tensor, labels: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ def test_the_table_has_means_and_deviations_beside_chance_and_best() -> None:
     assert summarise(scores)['InLine', 'length'].spread == pytest.approx(10)
     assert table_rows(scores, ['length', 'neighbour'], ['InLine']) == [
         ['mixer', 'length (%)', 'neighbour (%)'],
-        ['*chance*', '25.0', '12.7'],
-        ['*best possible*', '100.0', '100.0'],
+        ['chance', '25.0', '12.7'],
+        ['best possible', '100.0', '100.0'],
         ['InLine', '90.0 ± 10.0', '50.0'],
     ]
 

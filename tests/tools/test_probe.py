@@ -47,7 +47,7 @@ def test_it_scores_writes_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
         for seed in '01'
     ]
     table = read(tmp_path / 'table.csv')
-    assert [row['mixer'] for row in table] == ['*chance*', '*best possible*', 'InLine', 'Linear-relu']
+    assert [row['mixer'] for row in table] == ['chance', 'best possible', 'InLine', 'Linear-relu']
     assert all(row['length (%)'] in done.stdout for row in table)
     assert (tmp_path / 'probes.png').read_bytes().startswith(b'\x89PNG')
 
