@@ -34,7 +34,7 @@ def main() -> None:
         csv.writer(file, lineterminator='\n').writerows(rows)
     draw(scores, tasks, mixers, args.out / 'probes.png')
     print_table(rows)
-    print(f'{args.seeds} seeds, {args.steps} steps; {args.out}: table.csv, probes.png, runs.csv')
+    print(f'seeds: {args.seeds}, steps: {args.steps}; {args.out}: table.csv, probes.png, runs.csv')
 
 
 def parse_args() -> argparse.Namespace:

@@ -6,8 +6,9 @@ but the mixer is the same: width, heads, perceptron, data, steps, learning rate.
 **length.** A query is a point on one of K circles, r·u with a random direction u, and the answer is which
 circle. Queries come from these points; keys and values come from a context of random tokens that is the same
 for every point. So the answer can reach the perceptron through the weights of the attention only: the
-queries are no keys and no values, and nothing else sees them. Now let φ be homogeneous, φ(c·q) = c^p φ(q)
-for c > 0, as identity, relu and leaky relu are. Then linear attention gives
+queries are no keys and no values, and nothing else sees them. Local terms read values alone and are left out.
+Now let φ be homogeneous, φ(c·q) = c^p φ(q) for c > 0, as identity, relu and leaky relu are. Then linear
+attention gives
 
     w_j(c·q) = c^p φ(q)·φ(k_j) / Σ_i c^p φ(q)·φ(k_i) = w_j(q)
 
@@ -17,7 +18,9 @@ linear attention is blind along rays of projected queries only, and can do this 
 1e-6 that :func:`inline.ops.features.divide` adds to their mean: the leak is about 1e-6 / mean. The exam holds
 every direction at every length, so that guessing gives 1/K exactly. What can see the length: InLine, whose
 weights differ by (s/N) (φ(c·q) − φ(q))·(φ(k_j) − φ(k̄)); softmax; and kernels that are not homogeneous: exp,
-elu, a learned relu(A·x + b), Efficient's softmax over the channels of a query.
+elu, a learned relu(A·x + b), Efficient's softmax over the channels of a query. Seen is not read with ease:
+under the identity InLine's output is linear in the query, by a product of four matrices that begins almost
+singular, and directions from all 16 channels are learned slowly (docs/probes.md). Hence circles.
 
 **neighbour.** Each token holds one of K contents and must name that of the token to its right; the last
 column has none and is not asked. No positions are given. Every map holds every content equally often, so the
