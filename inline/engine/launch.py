@@ -23,6 +23,7 @@ from inline.engine.config import (
 from inline.engine.distributed import adapt_to_hardware
 from inline.engine.finetune import fit_to_own_data
 from inline.engine.pretrained import check_whole
+from inline.engine.safe_loading import install as install_safe_loading
 from inline.errors import UserError
 
 
@@ -51,6 +52,11 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         default='none',
         help='how several processes are started (default: none)',
     )
+    parser.add_argument(
+        '--trust-checkpoint',
+        action='store_true',
+        help='load checkpoints that hold more than data, and run the code in them',
+    )
     # torch.distributed.launch hands this over; torchrun uses the environment.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
@@ -58,6 +64,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def read_config(args: argparse.Namespace) -> Config:
     """The config with the common flags applied."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    install_safe_loading(args.trust_checkpoint)
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     if args.data_root:

@@ -1,19 +1,17 @@
 """Weights to start from: what fits is loaded and the rest told by name; another architecture is refused."""
 
 import logging
-import pickle
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
-from mmengine.runner.checkpoint import get_torch_safe_globals
 from torch import Tensor, nn
 
+from inline.engine.safe_loading import load
 from inline.errors import UserError
 from inline.models.layers import PositionEmbedding, RelativePositionBias
 
@@ -51,16 +49,8 @@ def read_weights(path: str, prefix: str = '') -> dict[str, Tensor]:
 
     All of them if none begins so: then the file is of the part alone. No code of a file is executed.
     """
-    try:
-        if '://' in path:
-            content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
-        else:
-            with torch.serialization.safe_globals(get_torch_safe_globals()):
-                content = torch.load(path, map_location='cpu', weights_only=True)
-    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise UserError(
-            f'checkpoint {path!r} cannot be read: it is damaged, or holds more than weights'
-        ) from error
+    # MMEngine's loader fetches from addresses, too; the tools let it load in the safe way only.
+    content = CheckpointLoader.load_checkpoint(path, 'cpu') if '://' in path else load(path)
     nested = content.get('state_dict', content) if isinstance(content, Mapping) else {}
     weights = {
         str(name).removeprefix('module.'): value

@@ -1,0 +1,79 @@
+"""Checkpoints hold data: nothing in one is executed, whichever way it is loaded.
+
+MMEngine tries the safe way first and then unpickles the whole file, which runs whatever is in it.
+:func:`install` takes that second way away.
+"""
+
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.logging.history_buffer import HistoryBuffer
+from mmengine.runner import checkpoint as mmengine_checkpoint
+from numpy._core import multiarray as _multiarray
+
+from inline.errors import UserError
+
+
+def _statistic(owner: Any, name: str) -> Any:
+    """In place of getattr, by which a history names its statistics and by which all else could be reached."""
+    if owner is not HistoryBuffer or name not in ('min', 'max', 'mean', 'current'):
+        raise pickle.UnpicklingError(f'GLOBAL getattr({owner!r}, {name!r}) is not a statistic of a history')
+    return getattr(owner, name)
+
+
+# What MMEngine keeps in a checkpoint besides tensors and plain containers: numbers of numpy, and the
+# histories of what was logged.
+_DATA: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    _multiarray._reconstruct,
+    _multiarray.scalar,
+    *{type(np.dtype(kind)) for kind in (np.bool_, np.uint8, np.uint32, np.int64, np.float32, np.float64)},
+    HistoryBuffer,
+    (_statistic, 'builtins.getattr'),
+]
+_trusted = False
+
+
+def load_safely(file: Any, map_location: Any = 'cpu', also: Sequence[Any] = ()) -> Any:
+    """The content of a checkpoint, as a path or a file object; `also` are further types that are data."""
+    with _told_in_one_line(file), torch.serialization.safe_globals([*_DATA, *also]):
+        return torch.load(file, map_location=map_location, weights_only=True)
+
+
+def load(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001
+    """:func:`load_safely`, unless :func:`install` was told to trust. The signature is MMEngine's."""
+    if not _trusted:
+        return load_safely(file, map_location)
+    with _told_in_one_line(file):
+        return torch.load(file, map_location=map_location, weights_only=False)
+
+
+def install(trust: bool = False) -> None:
+    """Let MMEngine load checkpoints in the safe way only; with `trust` whole, code and all."""
+    global _trusted
+    _trusted = trust
+    mmengine_checkpoint._safe_torch_load = load
+
+
+@contextmanager
+def _told_in_one_line(file: Any) -> Iterator[None]:
+    name = repr(str(file)) if isinstance(file, str | Path) else 'that was fetched'
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f'checkpoint {name} cannot be read: {error.strerror or error}') from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, AttributeError) as error:
+        foreign = re.search(r'(?:GLOBAL|class|function) (\S+)', str(error))
+        if foreign and isinstance(error, pickle.UnpicklingError):
+            raise UserError(
+                f'checkpoint {name} holds {foreign[1]}, which is not data, and was not loaded: if you trust '
+                'where it comes from, --trust-checkpoint loads it and runs what is in it'
+            ) from error
+        raise UserError(f'checkpoint {name} cannot be read: it is damaged or no checkpoint') from error
