@@ -11,7 +11,13 @@ from inline.ops.efficient_attention import (
     efficient_attention_weights,
 )
 from inline.ops.flatten_attention import flatten_attention, flatten_attention_naive, flatten_attention_weights
-from inline.ops.inline_attention import inline_attention, inline_attention_naive, inline_attention_weights
+from inline.ops.inline_attention import (
+    inline_attention,
+    inline_attention_from_tokens,
+    inline_attention_from_tokens_naive,
+    inline_attention_naive,
+    inline_attention_weights,
+)
 from inline.ops.kernels import KERNELS, Kernel, apply_kernel
 from inline.ops.linear_attention import linear_attention, linear_attention_naive, linear_attention_weights
 from inline.ops.local_residual import local_residual, local_residual_naive
@@ -38,6 +44,8 @@ __all__ = [
     'flatten_attention_naive',
     'flatten_attention_weights',
     'inline_attention',
+    'inline_attention_from_tokens',
+    'inline_attention_from_tokens_naive',
     'inline_attention_naive',
     'inline_attention_weights',
     'linear_attention',

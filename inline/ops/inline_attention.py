@@ -11,13 +11,23 @@ needed to get the output:
 
 which costs O(N·d²) per head.  Reference: "Bridging the Divide: Reconsidering Softmax and Linear
 Attention", NeurIPS 2024, arXiv 2412.06590.
+
+With the identity as kernel neither queries nor keys are needed. Covariance ignores shifts and passes
+through linear maps, so for tokens X with q = X W_qᵀ + b_q and k = X W_kᵀ + b_k
+
+    S = (1/N) Xᵀ V − x̄ᵀ v̄,        C_h = W_k,h S_h,        out = X · M + (s b_q,h C_h)_h + v̄
+
+where M = concat_h(s W_q,hᵀ C_h): few large products instead of many small ones, and two N×C tensors less
+to write and to keep for the backward pass. It pays where tokens are well more than channels.
 """
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.features import weigh_values
+from inline.ops.covariance import covariance, no_autocast
 from inline.ops.kernels import Kernel, apply_kernel
-from inline.ops.masking import count_keys, masked_mean, zero_masked
+from inline.ops.masking import count_keys, zero_masked
 
 
 def inline_attention(
@@ -44,9 +54,10 @@ def inline_attention(
     """
     scale = _default_scale(q, scale)
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
-    v_mean = masked_mean(v, key_mask)
-    # Centring one side is enough: the other side's mean meets a sum of zero.
-    return v_mean + weigh_values(phi_q * scale, phi_k, v - v_mean, key_mask)
+    cov, v_mean = covariance(phi_k, zero_masked(v, key_mask), key_mask)
+    # Heads join the batch, because the mean is then added within the product.
+    terms = v_mean.to(v.dtype), phi_q, (scale * cov).to(phi_q.dtype)
+    return torch.baddbmm(*(term.flatten(0, 1) for term in terms)).unflatten(0, q.shape[:2])
 
 
 def inline_attention_naive(
@@ -61,6 +72,63 @@ def inline_attention_naive(
     """The twin of :func:`inline_attention` with the M×N weights written out."""
     weights = inline_attention_weights(q, k, kernel=kernel, scale=scale, key_mask=key_mask)
     return weights @ zero_masked(v, key_mask)
+
+
+def inline_attention_from_tokens(
+    x: Tensor,
+    v: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    b_q: Tensor | None = None,
+    *,
+    num_heads: int,
+    scale: float | None = None,
+) -> Tensor:
+    """InLine attention with the identity as kernel, of tokens whose queries and keys are never made.
+
+    Args:
+        x: Tokens (B, N, C).
+        v: Their values (B, N, c).
+        w_q: Weights of the queries (c, C): q = x w_qᵀ + b_q.
+        w_k: Weights of the keys (c, C). A bias of the keys would have no effect.
+        b_q: Bias of the queries (c); None for none.
+        num_heads: Heads that the c channels make.
+        scale: s; (c / heads)^(-1/2) if None.
+
+    Returns:
+        (B, N, c).
+    """
+    batch, _, channels = x.shape
+    scale = (v.shape[-1] // num_heads) ** -0.5 if scale is None else scale
+    cov, v_mean = covariance(x, v)
+    with no_autocast(x.device):
+        heads_q, heads_k = (w.to(cov.dtype).unflatten(0, (num_heads, -1)) for w in (w_q, w_k))
+        head_cov = scale * torch.einsum('hdi,bihe->bhde', heads_k, cov.unflatten(-1, (num_heads, -1)))
+        mix = torch.einsum('hdi,bhde->bihe', heads_q, head_cov).reshape(batch, channels, -1)
+        row = v_mean
+        if b_q is not None:
+            heads_b = b_q.to(cov.dtype).unflatten(0, (num_heads, -1))
+            row = row + torch.einsum('hd,bhde->bhe', heads_b, head_cov).reshape(batch, 1, -1)
+    return torch.baddbmm(row.to(v.dtype), x, mix.to(x.dtype))
+
+
+def inline_attention_from_tokens_naive(
+    x: Tensor,
+    v: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    b_q: Tensor | None = None,
+    *,
+    num_heads: int,
+    scale: float | None = None,
+) -> Tensor:
+    """The twin of :func:`inline_attention_from_tokens` that makes queries and keys, and the N×N weights."""
+    q, k, own_v = (
+        tokens.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        for tokens in (F.linear(x, w_q, b_q), F.linear(x, w_k), v)
+    )
+    out = inline_attention_naive(q, k, own_v, scale=scale)
+    return out.transpose(1, 2).flatten(2)
 
 
 def inline_attention_weights(

@@ -32,10 +32,17 @@ def local_residual(
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]
     # All images side by side as channels of one map: the kernels then are one grouped convolution.
-    maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
     kernels = weight.reshape(batch * channels, 1, 3, 3)
-    out = F.conv2d(maps, kernels, padding=1, groups=batch * channels)
-    out = out.reshape(batch, channels, -1).transpose(1, 2)
+    if v.device.type == 'cpu':
+        # Channels last is the layout that tokens have already, and that oneDNN is fastest in.
+        maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels).permute(0, 3, 1, 2)
+        out = F.conv2d(maps, kernels, padding=1, groups=batch * channels)
+        out = out.permute(0, 2, 3, 1).reshape(-1, batch, channels).transpose(0, 1)
+    else:
+        # torch's own depthwise kernel for GPUs wants channels first.
+        maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
+        out = F.conv2d(maps, kernels, padding=1, groups=batch * channels)
+        out = out.reshape(batch, channels, -1).transpose(1, 2)
     return F.pad(out, (0, 0, prefix, 0)) if prefix else out
 
 

@@ -17,12 +17,12 @@ Reference: Xiong, Zeng, Chakraborty, Tan, Fung, Li, Singh, "Nyströmformer: A Ny
 Approximating Self-Attention", AAAI 2021, arXiv 2102.03902.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from inline.ops.covariance import no_autocast
 from inline.ops.masking import zero_masked
 from inline.ops.places import ALL_QUERIES
 from inline.ops.softmax_attention import softmax_attention, softmax_attention_weights
@@ -133,7 +133,8 @@ def find_landmarks(q: Tensor, k: Tensor, count: int, key_mask: Tensor | None) ->
 
 def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
     """Of matrices (…, m, m), none of them all zero, in float32 or better."""
-    with _no_autocast(matrix.device):
+    # Rounding to half precision would grow in every step.
+    with no_autocast(matrix.device):
         matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
         size = matrix.abs()
@@ -144,13 +145,6 @@ def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
             inner = 15 * identity - product @ (7 * identity - product)
             inverse = inverse @ (13 * identity - product @ inner) / 4
     return inverse
-
-
-def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Rounding to half precision would grow in every step. Some devices, as meta, have no autocast."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _between(marks: Landmarks) -> Tensor:

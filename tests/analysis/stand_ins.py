@@ -33,9 +33,8 @@ def written(
     x = torch.zeros(images, prefix + hw[0] * hw[1], 2 * weights.shape[1], dtype=weights.dtype)
     tokens = regions.cut(x)
     part = Part(
-        q=tokens,
-        k=tokens,
         v=tokens,
+        make_qk=lambda: (tokens, tokens),
         num_heads=weights.shape[1],
         regions=regions,
         key_mask=regions.key_mask(images, x.device),

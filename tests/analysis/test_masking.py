@@ -1,5 +1,6 @@
 """Masked attention on four tokens by hand, and against attention over the keys that are left."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -179,7 +180,7 @@ def denied_keys(mixer: AttentionMixer, part: Part, mask: Mask) -> Tensor:
     for j in range(part.k.shape[1]):
         v = torch.zeros_like(part.v)
         v[:, j] = 1
-        one = Part(**{**part.__dict__, 'v': v})
+        one = replace(part, v=v)
         columns.append(run(mixer, one, mask)[0, :, 0])
     return torch.stack(columns, dim=-1).abs() < 1e-12
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from inline.ops import (
     KERNELS,
     inline_attention,
+    inline_attention_from_tokens,
+    inline_attention_from_tokens_naive,
     inline_attention_naive,
     linear_attention,
     linear_attention_naive,
@@ -73,6 +75,34 @@ def test_inline_attention_with_other_queries_than_keys(masked: bool) -> None:
         lambda *qkv: inline_attention_naive(*qkv, scale=0.3, key_mask=mask),
         [q, k, v],
     )
+
+
+@pytest.mark.parametrize('biased', [False, True])
+@pytest.mark.parametrize(('batch', 'heads', 'values'), [(1, 1, 6), (3, 2, 6), (2, 3, 3)])
+@pytest.mark.parametrize(('hw', 'prefix'), list(product(MAPS, (0, 1))))
+def test_inline_attention_from_tokens(
+    hw: tuple[int, int], prefix: int, batch: int, heads: int, values: int, biased: bool
+) -> None:
+    """Gradients of tokens, values, weights and bias; also for a part of the channels, as stripes have."""
+    torch.manual_seed(0)
+    tokens = prefix + hw[0] * hw[1]
+    # Far from zero, so that a mean that is not taken out shows.
+    x = torch.randn(batch, tokens, 6, dtype=torch.float64) + 3
+    v = torch.randn(batch, tokens, values, dtype=torch.float64) - 2
+    w_q, w_k = torch.randn(2, values, 6, dtype=torch.float64).unbind()
+    bias = [torch.randn(values, dtype=torch.float64)] if biased else []
+    assert_twins(
+        lambda *inputs: inline_attention_from_tokens(*inputs, num_heads=heads),
+        lambda *inputs: inline_attention_from_tokens_naive(*inputs, num_heads=heads),
+        [x, v, w_q, w_k, *bias],
+    )
+
+
+def test_a_bias_of_the_keys_has_no_effect() -> None:
+    """So the form without keys may leave it out."""
+    q, k, v = make_qkv(2, 3, 12)
+    shifted = k + torch.randn(2, 3, 1, 4, dtype=torch.float64)
+    torch.testing.assert_close(inline_attention_naive(q, shifted, v), inline_attention_naive(q, k, v))
 
 
 @pytest.mark.parametrize('masked', [False, True])

@@ -30,6 +30,11 @@ class Regions:
         return self.window == self.hw and self.shift == (0, 0)
 
     @property
+    def is_padded(self) -> bool:
+        """Whether windows hold places that are not of the map."""
+        return self.hw != self._padded
+
+    @property
     def count(self) -> int:
         """Windows of one image."""
         height, width = self._padded
@@ -60,7 +65,7 @@ class Regions:
 
     def key_mask(self, batch: int, device: torch.device) -> Tensor | None:
         """(batch·count, h·w), True for tokens of the map; None if nothing was padded."""
-        if self.hw == self._padded:
+        if not self.is_padded:
             return None
         return self._on_map(device).repeat(batch, 1)
 
@@ -71,7 +76,7 @@ class Regions:
         place sees itself, so that no row is without a key.
         """
         masks = []
-        if self.hw != self._padded:
+        if self.is_padded:
             masks.append(self._on_map(device)[:, None, :])
         if self.wrap and self.shift != (0, 0):
             part = self._wrapped(device)

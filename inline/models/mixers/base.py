@@ -1,8 +1,9 @@
 """What all attention mixers share: projections, the regions that tokens attend within, LePE."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -15,24 +16,28 @@ from inline.models.mixers.heads import split_heads
 from inline.ops.masking import zero_masked
 from inline.ops.places import ALL_QUERIES
 
+# Makes queries and keys once they are needed.
+MakeQK = Callable[[], tuple[Tensor, Tensor]]
+
 
 @dataclass(frozen=True)
 class Part:
     """What one kind of regions works on: b regions of n tokens, with c of the C channels.
 
     Args:
-        q, k, v: Queries, keys and values (b, n, c); spatial reduction leaves fewer keys.
+        v: Values (b, n, c); spatial reduction leaves fewer of them, as of keys.
+        make_qk: Makes the queries and keys (b, n, c). It is called when they are asked for: not every
+            attention needs them.
         num_heads: Heads that the c channels make.
         regions: How the map was cut.
         key_mask: (b, n), False for padded places; None if there are none.
         channels: Which of all channels these are.
-        x: The block's tokens (B, P + H·W, C) that q, k and v were made from.
+        x: The block's tokens (B, P + H·W, C) that queries, keys and values are made from.
         unnormed: The same before the block's norm, for mixers that take it.
     """
 
-    q: Tensor
-    k: Tensor
     v: Tensor
+    make_qk: MakeQK
     num_heads: int
     regions: Regions
     key_mask: Tensor | None
@@ -44,6 +49,25 @@ class Part:
     def hw(self) -> tuple[int, int]:
         """Height and width of a region; prefix tokens come before it."""
         return self.regions.window
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """The block's tokens by region, (b, n, C)."""
+        return self.regions.cut(self.x)
+
+    @property
+    def q(self) -> Tensor:
+        """Queries (b, n, c)."""
+        return self._qk[0]
+
+    @property
+    def k(self) -> Tensor:
+        """Keys (b, n, c)."""
+        return self._qk[1]
+
+    @cached_property
+    def _qk(self) -> tuple[Tensor, Tensor]:
+        return self.make_qk()
 
     def heads(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as (b, heads, n, c / heads)."""
@@ -126,15 +150,14 @@ class AttentionMixer(nn.Module, ABC):
 
     def parts(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Iterator[Part]:
         """One part for each kind of regions, with its share of the channels."""
-        q, k, v = self.project(x, hw)
+        v, make_qk = self.project(x, hw)
         kinds = self.regions(x, hw)
         width = x.shape[-1] // len(kinds)
         for i, regions in enumerate(kinds):
             channels = slice(i * width, (i + 1) * width)
             yield Part(
-                q=regions.cut(q[..., channels]),
-                k=regions.cut(k[..., channels]),
                 v=regions.cut(v[..., channels]),
+                make_qk=partial(_cut_pair, make_qk, regions, channels),
                 num_heads=self.num_heads // len(kinds),
                 regions=regions,
                 key_mask=regions.key_mask(x.shape[0], x.device),
@@ -143,9 +166,10 @@ class AttentionMixer(nn.Module, ABC):
                 unnormed=unnormed,
             )
 
-    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:  # noqa: ARG002 (for reduced maps)
-        """Queries (B, P + H·W, C), keys and values."""
-        return self.qkv(x).chunk(3, dim=-1)
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:  # noqa: ARG002 (for reduced maps)
+        """Values (B, P + H·W, C), and what makes queries and keys of the same shape."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return v, lambda: (q, k)
 
     def regions(self, x: Tensor, hw: tuple[int, int]) -> tuple[Regions, ...]:
         """The kinds of regions; the channels are shared out among them evenly."""
@@ -171,6 +195,11 @@ class AttentionMixer(nn.Module, ABC):
 
         The attention alone, without local terms: the weights applied to the values are ``attend(part)``.
         """
+
+
+def _cut_pair(make_qk: MakeQK, regions: Regions, channels: slice) -> tuple[Tensor, Tensor]:
+    q, k = make_qk()
+    return regions.cut(q[..., channels]), regions.cut(k[..., channels])
 
 
 def _check_regions(window_size: int | None, split_size: int | None, num_heads: int) -> None:

@@ -1,18 +1,29 @@
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
+from inline.models.layers import Regions
+from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MakeQK, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.kernel import make_kernel
 from inline.models.mixers.registry import register_mixer
 from inline.ops import (
     inline_attention,
+    inline_attention_from_tokens,
     inline_attention_weights,
     linear_attention,
     linear_attention_weights,
     local_residual,
 )
 from inline.ops.masking import masked_mean
+
+# From so many tokens for each channel on, attention from the tokens themselves is faster than through
+# queries and keys. Measured on a CPU, see docs/speed.md; at equality in FLOPs the number is 1.
+TOKENS_PER_CHANNEL = 1.5
 
 
 @register_mixer('InLine')
@@ -47,7 +58,25 @@ class InLineMixer(AttentionMixer):
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.takes_unnormed = residual and mean_before_norm
 
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
+        if not self._reads_tokens(x, self.regions(x, hw)[0]):
+            return super().project(x, hw)
+        *pair, w_v = self.qkv.weight.chunk(3)
+        *pair_bias, b_v = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+        q, k = (partial(F.linear, x, w, b) for w, b in zip(pair, pair_bias, strict=True))
+        return F.linear(x, w_v, b_v), lambda: (q(), k())
+
     def attend(self, part: Part) -> Tensor:
+        if self._reads_tokens(part.x, part.regions):
+            w_q, w_k, _ = self.qkv.weight.chunk(3)
+            return inline_attention_from_tokens(
+                part.tokens,
+                part.v,
+                w_q[part.channels],
+                w_k[part.channels],
+                None if self.qkv.bias is None else self.qkv.bias[part.channels],
+                num_heads=part.num_heads,
+            )
         op = inline_attention if self.injective else linear_attention
         return merge_heads(op(*part.heads(), kernel=self.kernel, key_mask=part.key_mask))
 
@@ -62,10 +91,16 @@ class InLineMixer(AttentionMixer):
         kernels = self.residual(self._mean_tokens(part))[:, part.channels]
         return local_residual(part.v, kernels, part.hw, key_mask=part.key_mask)
 
+    def _reads_tokens(self, x: Tensor, regions: Regions) -> bool:
+        """Whether attention within these regions of x (B, P + H·W, C) is made without queries and keys."""
+        if not self.injective or self.kernel != 'identity' or regions.is_padded:
+            return False
+        return math.prod(regions.window) >= TOKENS_PER_CHANNEL * x.shape[-1]
+
     def _mean_tokens(self, part: Part) -> Tensor:
         """The mean token of each region, (b, C)."""
         if not self.takes_unnormed:
-            return masked_mean(part.regions.cut(part.x), part.key_mask).squeeze(1)
+            return masked_mean(part.tokens, part.key_mask).squeeze(1)
         assert part.unnormed is not None
         return part.unnormed.mean(dim=1).repeat_interleave(part.regions.count, dim=0)
 
@@ -81,4 +116,17 @@ class ResidualKernel(nn.Module):
 
     def forward(self, mean_token: Tensor) -> Tensor:
         """(B, C) → (B, C, 9)."""
-        return self.fc2(self.act(self.fc1(mean_token.unsqueeze(-1)))).unflatten(1, (-1, 9)).squeeze(-1)
+        return _grouped(self.fc2, self.act(_grouped(self.fc1, mean_token))).unflatten(1, (-1, 9))
+
+
+def _grouped(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """What the convolution makes of sequences of one place, (B, in) → (B, out), as one product a group.
+
+    For maps so small a convolution spends its time on getting ready.
+    """
+    groups = conv.groups
+    weight = conv.weight.squeeze(-1).unflatten(0, (groups, -1))
+    assert conv.bias is not None
+    bias = conv.bias.view(groups, 1, -1)
+    own = x.unflatten(1, (groups, -1)).transpose(0, 1)
+    return torch.baddbmm(bias, own, weight.transpose(1, 2)).transpose(0, 1).flatten(1)

@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from inline.errors import UserError
 from inline.models.layers import PatchEmbed, Regions, RelativePositionBias, tokens_to_map
-from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
+from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MakeQK, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
 from inline.ops import softmax_attention, softmax_attention_weights
@@ -49,7 +49,7 @@ class SoftmaxMixer(AttentionMixer):
             else None
         )
 
-    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
         if self.reduction is None:
             return super().project(x, hw)
         # One parameter serves both cases, so that weights do not depend on the reduction.
@@ -58,7 +58,8 @@ class SoftmaxMixer(AttentionMixer):
         q = F.linear(x, weight[:dim], None if bias is None else bias[:dim])
         reduced, _ = self.reduction(tokens_to_map(x, hw))
         kv = F.linear(reduced, weight[dim:], None if bias is None else bias[dim:])
-        return q, *kv.chunk(2, dim=-1)
+        k, v = kv.chunk(2, dim=-1)
+        return v, lambda: (q, k)
 
     def attend(self, part: Part) -> Tensor:
         q, k, v = part.heads()
