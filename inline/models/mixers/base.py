@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -44,13 +44,14 @@ class Part:
     channels: slice
     x: Tensor
     unnormed: Tensor | None
+    _made: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @property
     def hw(self) -> tuple[int, int]:
         """Height and width of a region; prefix tokens come before it."""
         return self.regions.window
 
-    @cached_property
+    @property
     def tokens(self) -> Tensor:
         """The block's tokens by region, (b, n, C)."""
         return self.regions.cut(self.x)
@@ -58,21 +59,23 @@ class Part:
     @property
     def q(self) -> Tensor:
         """Queries (b, n, c)."""
-        return self._qk[0]
+        return self._make()[0]
 
     @property
     def k(self) -> Tensor:
         """Keys (b, n, c)."""
-        return self._qk[1]
-
-    @cached_property
-    def _qk(self) -> tuple[Tensor, Tensor]:
-        return self.make_qk()
+        return self._make()[1]
 
     def heads(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as (b, heads, n, c / heads)."""
         heads = self.num_heads
         return split_heads(self.q, heads), split_heads(self.k, heads), split_heads(self.v, heads)
+
+    def _make(self) -> tuple[Tensor, Tensor]:
+        # A list instead of functools.cached_property, whose lock torch.compile cannot trace.
+        if not self._made:
+            self._made.append(self.make_qk())
+        return self._made[0]
 
 
 class MixerOptions(TypedDict, total=False):
