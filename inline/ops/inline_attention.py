@@ -54,10 +54,13 @@ def inline_attention(
     """
     scale = _default_scale(q, scale)
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
-    cov, v_mean = covariance(phi_k, zero_masked(v, key_mask), key_mask)
+    if key_mask is not None:
+        key_mask = key_mask.repeat_interleave(q.shape[1], dim=0)
     # Heads join the batch, because the mean is then added within the product.
-    terms = v_mean.to(v.dtype), phi_q, (scale * cov).to(phi_q.dtype)
-    return torch.baddbmm(*(term.flatten(0, 1) for term in terms)).unflatten(0, q.shape[:2])
+    flat_q, flat_k, flat_v = phi_q.flatten(0, 1), phi_k.flatten(0, 1), v.flatten(0, 1)
+    cov, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), key_mask)
+    out = torch.baddbmm(v_mean.to(v.dtype), flat_q, (scale * cov).to(flat_q.dtype))
+    return out.view(*q.shape[:2], *out.shape[1:])
 
 
 def inline_attention_naive(
@@ -99,16 +102,20 @@ def inline_attention_from_tokens(
         (B, N, c).
     """
     batch, _, channels = x.shape
-    scale = (v.shape[-1] // num_heads) ** -0.5 if scale is None else scale
+    heads, dim = num_heads, v.shape[-1] // num_heads
+    scale = dim**-0.5 if scale is None else scale
     cov, v_mean = covariance(x, v)
     with no_autocast(x.device):
-        heads_q, heads_k = (w.to(cov.dtype).unflatten(0, (num_heads, -1)) for w in (w_q, w_k))
-        head_cov = scale * torch.einsum('hdi,bihe->bhde', heads_k, cov.unflatten(-1, (num_heads, -1)))
-        mix = torch.einsum('hdi,bhde->bihe', heads_q, head_cov).reshape(batch, channels, -1)
+        # For each head the columns of all images side by side, so that a head takes one product.
+        columns = cov.view(batch, channels, heads, dim).permute(2, 1, 0, 3).reshape(heads, channels, -1)
+        head_q, head_k = (w.to(cov.dtype).reshape(heads, dim, channels) for w in (w_q, w_k))
+        head_cov = scale * torch.bmm(head_k, columns)
+        mix = torch.bmm(head_q.transpose(1, 2), head_cov)
+        mix = mix.view(heads, channels, batch, dim).permute(2, 1, 0, 3).reshape(batch, channels, -1)
         row = v_mean
         if b_q is not None:
-            heads_b = b_q.to(cov.dtype).unflatten(0, (num_heads, -1))
-            row = row + torch.einsum('hd,bhde->bhe', heads_b, head_cov).reshape(batch, 1, -1)
+            shift = torch.bmm(b_q.to(cov.dtype).view(heads, 1, dim), head_cov)
+            row = row + shift.view(heads, batch, dim).transpose(0, 1).reshape(batch, 1, -1)
     return torch.baddbmm(row.to(v.dtype), x, mix.to(x.dtype))
 
 

@@ -32,7 +32,7 @@ class Regions:
     @property
     def is_padded(self) -> bool:
         """Whether windows hold places that are not of the map."""
-        return self.hw != self._padded
+        return not self.is_whole and self.hw != self._padded
 
     @property
     def count(self) -> int:

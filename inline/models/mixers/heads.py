@@ -5,7 +5,7 @@ from torch import Tensor
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, heads·d) → (B, heads, N, d)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], num_heads, -1).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

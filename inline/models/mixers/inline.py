@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -61,10 +60,9 @@ class InLineMixer(AttentionMixer):
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
         if not self._reads_tokens(x, self.regions(x, hw)[0]):
             return super().project(x, hw)
-        *pair, w_v = self.qkv.weight.chunk(3)
-        *pair_bias, b_v = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
-        q, k = (partial(F.linear, x, w, b) for w, b in zip(pair, pair_bias, strict=True))
-        return F.linear(x, w_v, b_v), lambda: (q(), k())
+        dim, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
+        v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
+        return v, lambda: self.qkv(x)[..., : 2 * dim].chunk(2, dim=-1)
 
     def attend(self, part: Part) -> Tensor:
         if self._reads_tokens(part.x, part.regions):
@@ -116,7 +114,7 @@ class ResidualKernel(nn.Module):
 
     def forward(self, mean_token: Tensor) -> Tensor:
         """(B, C) → (B, C, 9)."""
-        return _grouped(self.fc2, self.act(_grouped(self.fc1, mean_token))).unflatten(1, (-1, 9))
+        return _grouped(self.fc2, self.act(_grouped(self.fc1, mean_token))).view(*mean_token.shape, 9)
 
 
 def _grouped(conv: nn.Conv1d, x: Tensor) -> Tensor:
@@ -124,9 +122,8 @@ def _grouped(conv: nn.Conv1d, x: Tensor) -> Tensor:
 
     For maps so small a convolution spends its time on getting ready.
     """
-    groups = conv.groups
-    weight = conv.weight.squeeze(-1).unflatten(0, (groups, -1))
     assert conv.bias is not None
-    bias = conv.bias.view(groups, 1, -1)
-    own = x.unflatten(1, (groups, -1)).transpose(0, 1)
-    return torch.baddbmm(bias, own, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+    groups = conv.groups
+    weight = conv.weight.view(groups, -1, x.shape[1] // groups).transpose(1, 2)
+    own = x.view(-1, groups, x.shape[1] // groups).transpose(0, 1)
+    return torch.baddbmm(conv.bias.view(groups, 1, -1), own, weight).transpose(0, 1).flatten(1)
