@@ -1,0 +1,27 @@
+"""Every family compiles as one graph, for images of changing size."""
+
+import pytest
+import torch
+
+from tests.models.families import FAMILIES, build
+
+PYRAMID = {'embed_dims': (8, 16), 'depths': (1, 1), 'num_heads': (2, 2), 'mlp_ratios': (2, 2)}
+SMALL = {
+    'InLineDeiT': {'embed_dims': 8, 'depth': 1, 'num_heads': 2},
+    'InLinePVT': PYRAMID,
+    'InLineSwin': {**PYRAMID, 'inline_depths': (1, 0)},
+    'InLineCSwin': {**PYRAMID, 'inline_depths': (1, 0)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', FAMILIES)
+def test_a_family_compiles_without_graph_breaks_for_any_size(family: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = build(family, arch=SMALL[family], out_indices=(0,))
+    # Tracing is what breaks; what a compiler makes of the graph is not ours.
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend='eager')
+    for size in ((2, 3, 96, 64), (1, 3, 64, 160)):
+        image = torch.randn(size)
+        torch.testing.assert_close(compiled(image), model(image), rtol=1e-4, atol=1e-5)
