@@ -20,10 +20,6 @@ from inline.ops import (
 )
 from inline.ops.masking import masked_mean
 
-# From so many tokens for each channel on, attention from the tokens themselves is faster than through
-# queries and keys. Measured on a CPU, see docs/speed.md; at equality in FLOPs the number is 1.
-TOKENS_PER_CHANNEL = 1.5
-
 
 @register_mixer('InLine')
 class InLineMixer(AttentionMixer):
@@ -38,6 +34,10 @@ class InLineMixer(AttentionMixer):
         mean_before_norm: Whether the mean token that the residual's kernels are made from is taken of
             the whole map before the block's norm, as in CSwin, instead of each region after it.
     """
+
+    # From so many tokens for each channel on, attention from the tokens themselves is faster than through
+    # queries and keys. Measured on a CPU, see docs/speed.md; the FLOPs of both are equal at 1.
+    tokens_per_channel = 1.5
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class InLineMixer(AttentionMixer):
         """Whether attention within these regions of x (B, P + H·W, C) is made without queries and keys."""
         if not self.injective or self.kernel != 'identity' or regions.is_padded:
             return False
-        return math.prod(regions.window) >= TOKENS_PER_CHANNEL * x.shape[-1]
+        return math.prod(regions.window) >= self.tokens_per_channel * x.shape[-1]
 
     def _mean_tokens(self, part: Part) -> Tensor:
         """The mean token of each region, (b, C)."""
