@@ -130,18 +130,18 @@ class LengthProbe(Probe):
         """Queries of the points, keys and values of the context, which are as many and have their places."""
         context = self.context.to(points.dtype).expand(len(points), -1, -1)
         queries = F.pad(points, (0, SETTINGS.dim - points.shape[-1]))
-        q, _, _ = self.mixer.project(queries, SETTINGS.hw)
-        _, k, v = self.mixer.project(context, SETTINGS.hw)
+        _, make_queries = self.mixer.project(queries, SETTINGS.hw)
+        v, make_keys = self.mixer.project(context, SETTINGS.hw)
         return Part(
-            q=q,
-            k=k,
             v=v,
+            make_qk=lambda: (make_queries()[0], make_keys()[1]),
             num_heads=SETTINGS.heads,
             regions=whole_map(SETTINGS.hw),
             key_mask=None,
             channels=slice(0, SETTINGS.dim),
             x=context,
             unnormed=None,
+            queries_of_x=False,
         )
 
     @staticmethod

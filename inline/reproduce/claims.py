@@ -15,6 +15,8 @@ _TEMPLATE = Path(__file__).with_name('claims.html')
 PARTS = ABLATIONS['parts'].rows['digits']
 # Means must differ by this many standard errors to be told apart.
 _ERRORS = 2.0
+# Of one model each, figures closer than this share of the larger are not told apart.
+_CLOSE = 0.1
 HELD, REFUTED, OPEN = 'held here', 'did not hold here', 'no difference to be seen here'
 
 
@@ -207,9 +209,10 @@ def _see_neighbour(evidence: Evidence) -> Claim:
 def _compare_counts(
     statement: str, what: str, larger: tuple[str, float], smaller: tuple[str, float]
 ) -> Claim:
-    """Of figures that one model of each kind gave: the first is said to be the larger."""
+    """Of figures that one model of each kind gave: the first is said to be larger, by a tenth at least."""
     measured = f'{what}: {larger[0]} {larger[1]:,.1f}, {smaller[0]} {smaller[1]:,.1f}'
-    verdict = HELD if larger[1] > smaller[1] else OPEN if larger[1] == smaller[1] else REFUTED
+    close = abs(larger[1] - smaller[1]) <= _CLOSE * max(larger[1], smaller[1])
+    verdict = OPEN if close else HELD if larger[1] > smaller[1] else REFUTED
     return Claim(statement, measured, verdict)
 
 

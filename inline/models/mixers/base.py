@@ -34,6 +34,7 @@ class Part:
         channels: Which of all channels these are.
         x: The block's tokens (B, P + H·W, C) that queries, keys and values are made from.
         unnormed: The same before the block's norm, for mixers that take it.
+        queries_of_x: Whether the queries are made from x, too, and not from other tokens.
     """
 
     v: Tensor
@@ -44,6 +45,7 @@ class Part:
     channels: slice
     x: Tensor
     unnormed: Tensor | None
+    queries_of_x: bool = True
     _made: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @property

@@ -65,7 +65,7 @@ class InLineMixer(AttentionMixer):
         return v, lambda: self.qkv(x)[..., : 2 * dim].chunk(2, dim=-1)
 
     def attend(self, part: Part) -> Tensor:
-        if self._reads_tokens(part.x, part.regions):
+        if part.queries_of_x and self._reads_tokens(part.x, part.regions):
             w_q, w_k, _ = self.qkv.weight.chunk(3)
             return inline_attention_from_tokens(
                 part.tokens,
