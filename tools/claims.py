@@ -55,6 +55,7 @@ def measure(args: argparse.Namespace) -> None:
     """The three tools one after another, each as a user would call it."""
     from inline.engine.runs import ROOT, call
     from inline.reproduce.ablations import ABLATIONS, plan
+    from inline.reproduce.claims import PARTS
 
     def tool(name: str, *words: object) -> None:
         call([sys.executable, str(ROOT / 'tools' / name), *map(str, words)], f'tools/{name}')
@@ -67,7 +68,7 @@ def measure(args: argparse.Namespace) -> None:
     tool('ablate.py', 'parts', '--seeds', args.seeds, '--out', folder / 'parts', *data, *options)
     runs = plan(ABLATIONS['parts'], 'digits', 1, folder / 'parts')
     models = [word for run in runs.values() for word in (run.config, run.last_checkpoint())]
-    labels = [row for row, _ in runs]
+    labels = [PARTS[row] for row, _ in runs]
     for analysis in ('injectivity', 'locality'):
         words = [*models, '--label', *labels, '--images', args.images, '--out', folder / 'analysis', *data]
         tool('analyze.py', analysis, *words)

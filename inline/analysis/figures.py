@@ -38,6 +38,8 @@ STYLE = {
 
 Collisions = Mapping[str, tuple[Tensor, Tensor]]
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
+# Histograms beside each other; more begin a new line.
+MAX_COLUMNS = 3
 
 
 def draw_illustration(shown: Illustration, path: Path) -> None:
@@ -83,13 +85,14 @@ def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path:
         for label, layers in measured.items()
     }
     with mpl.rc_context(STYLE):
-        columns = len(measured)
-        figure = Figure(figsize=(max(4.2 * columns, 7), 6.8), layout='constrained')
-        grid = figure.add_gridspec(2, columns)
+        columns = min(len(measured), MAX_COLUMNS)
+        lines = -(-len(measured) // columns)
+        figure = Figure(figsize=(max(4.2 * columns, 7), 3.4 * (lines + 1)), layout='constrained')
+        grid = figure.add_gridspec(lines + 1, columns)
         bins = _log_bins(max(int(total.max()) for total in totals.values()))
         first = None
         for i, (label, total) in enumerate(totals.items()):
-            axes = figure.add_subplot(grid[0, i], sharex=first, sharey=first)
+            axes = figure.add_subplot(grid[i // columns, i % columns], sharex=first, sharey=first)
             first = first or axes
             axes.hist(total, bins=bins, color=COLOURS[i % len(COLOURS)])
             axes.set_xscale('symlog', linthresh=1)
@@ -100,7 +103,7 @@ def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path:
         assert first is not None
         first.set_ylabel('images')
         first.yaxis.set_major_locator(MaxNLocator(integer=True))
-        _draw_layer_shares(figure.add_subplot(grid[1, :]), measured, tolerance)
+        _draw_layer_shares(figure.add_subplot(grid[lines, :]), measured, tolerance)
         _save(figure, path)
 
 

@@ -13,6 +13,7 @@ from inline.reproduce.ablations import ABLATIONS, Outcome, Summary, format_mean,
 
 _TEMPLATE = Path(__file__).with_name('claims.html')
 PARTS = ABLATIONS['parts'].rows['digits']
+_ROWS = {title: row for row, title in PARTS.items()}
 # Means must differ by this many standard errors to be told apart.
 _ERRORS = 2.0
 # Of one model each, figures closer than this share of the larger are not told apart.
@@ -109,29 +110,29 @@ def read_outcomes(path: Path) -> list[Outcome]:
 
 
 def read_collisions(path: Path) -> dict[str, float]:
-    """By model, colliding pairs of an image, summed over layers and heads, as a mean over images."""
+    """By row, colliding pairs of an image, summed over layers and heads, as a mean over images."""
     totals: dict[str, dict[str, int]] = {}
     for line in _read(path):
-        images = totals.setdefault(line['model'], {})
+        images = totals.setdefault(_ROWS[line['model']], {})
         images[line['image']] = images.get(line['image'], 0) + int(line['colliding pairs'])
-    return {model: statistics.fmean(images.values()) for model, images in totals.items()}
+    return {row: statistics.fmean(images.values()) for row, images in totals.items()}
 
 
 def read_locality(path: Path) -> dict[str, tuple[float, float | None, float]]:
-    """By model, means over the layers of the three shares."""
+    """By row, means over the layers of the three shares."""
     shares: dict[str, list[tuple[float, float | None, float]]] = {}
     for line in _read(path):
         local = line['with local terms (%)']
-        shares.setdefault(line['model'], []).append(
+        shares.setdefault(_ROWS[line['model']], []).append(
             (float(line['attention (%)']), float(local) if local else None, float(line['chance (%)']))
         )
     return {
-        model: (
+        row: (
             statistics.fmean(share[0] for share in layers),
             _mean_known(share[1] for share in layers),
             statistics.fmean(share[2] for share in layers),
         )
-        for model, layers in shares.items()
+        for row, layers in shares.items()
     }
 
 

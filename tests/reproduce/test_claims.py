@@ -76,13 +76,17 @@ def test_what_the_tools_write_is_read(tmp_path: Path) -> None:
     assert read_outcomes(tmp_path / 'results.csv') == [Outcome('inline', 2, 81.5, 1.25)]
     (tmp_path / 'injectivity.csv').write_text(
         'model,image,layer,head,colliding pairs,pairs\n'
-        'a,0,1,1,3,10\na,0,1,2,1,10\na,1,1,1,0,10\na,1,1,2,0,10\nb,0,1,1,5,10\n'
+        'linear,0,1,1,3,10\nlinear,0,1,2,1,10\nlinear,1,1,1,0,10\nlinear,1,1,2,0,10\nInLine,0,1,1,5,10\n'
     )
-    assert read_collisions(tmp_path / 'injectivity.csv') == {'a': 2.0, 'b': 5.0}
+    assert read_collisions(tmp_path / 'injectivity.csv') == {'linear': 2.0, 'inline': 5.0}
     (tmp_path / 'locality.csv').write_text(
-        'model,layer,attention (%),with local terms (%),chance (%)\na,1,10,30,5\na,2,20,50,5\nb,1,4,,5\n'
+        'model,layer,attention (%),with local terms (%),chance (%)\n'
+        'InLine,1,10,30,5\nInLine,2,20,50,5\nlinear + injectivity,1,4,,5\n'
     )
-    assert read_locality(tmp_path / 'locality.csv') == {'a': (15.0, 40.0, 5.0), 'b': (4.0, None, 5.0)}
+    assert read_locality(tmp_path / 'locality.csv') == {
+        'inline': (15.0, 40.0, 5.0),
+        'linear_injective': (4.0, None, 5.0),
+    }
     (tmp_path / 'runs.csv').write_text(
         'task,mixer,seed,steps,accuracy,chance,best,config,settings\n'
         'length,InLine,0,9,0.5,0.25,1.0,x,y\nlength,InLine,1,9,0.75,0.25,1.0,x,y\n'
