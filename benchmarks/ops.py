@@ -1,0 +1,216 @@
+"""Time the attention modules of all four families against each other.
+
+For every shape that a family's blocks have at some image size: InLine, its plain formulation, softmax
+fused and written out, and the rivals; forward, and forward with backward; all in turn. A module whose
+outputs disagree with its definition is not timed.
+
+    python -m benchmarks.ops --sizes 224 512 --peers InLine Plain SDPA
+"""
+
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.plain import plain_twin
+from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.measure import Timing, describe_machine, interleave, peak_memory
+from inline.models.backbones.cswin import ARCHS as CSWIN
+from inline.models.backbones.deit import ARCHS as DEIT
+from inline.models.backbones.pvt import ARCHS as PVT
+from inline.models.backbones.swin import ARCHS as SWIN
+from inline.models.mixers import (
+    MIXERS,
+    AttentionMixer,
+    InLineMixer,
+    Part,
+    SoftmaxMixer,
+    build_mixer,
+    merge_heads,
+)
+from inline.ops import softmax_attention_naive
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+TOLERANCES = {'float32': 1e-4, 'bfloat16': 5e-2, 'float16': 1e-2}
+SIZES = ((224, 224), (512, 512), (800, 1280))
+RIVALS = tuple(name for name in MIXERS if name not in ('InLine', 'Softmax'))
+PEERS = ('InLine', 'Plain', 'SDPA', 'Naive softmax', *RIVALS)
+# Where rivals are held to their definition: the weights are written out there.
+CHECK_MAP = (9, 13)
+COLUMNS = ('family', 'image', 'stage', 'tokens', 'channels', 'heads', 'pass', 'peer', 'median ms',
+           'spread', 'speedup of InLine', 'peak MB', 'batch', 'threads', 'dtype', 'machine')  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one stage of a family gives its InLine mixers for an image of some size."""
+
+    family: str
+    image: tuple[int, int]
+    stage: int
+    dim: int
+    num_heads: int
+    hw: tuple[int, int]
+    prefix: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.hw[0] * self.hw[1]
+
+    def mixer(self) -> InLineMixer:
+        if self.family == 'CSwin':
+            return InLineMixer(self.dim, self.num_heads, mean_before_norm=True, lepe=True)
+        return InLineMixer(self.dim, self.num_heads)
+
+
+class NaiveSoftmaxMixer(SoftmaxMixer):
+    """Softmax attention with its weights written out."""
+
+    def attend(self, part: Part) -> Tensor:
+        return merge_heads(softmax_attention_naive(*part.heads()))
+
+
+def shapes(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Shape]:
+    """Those of the smallest model of each family, where it has InLine."""
+    for image in sizes:
+        deit = DEIT['tiny']
+        hw = (-(-image[0] // deit.patch_size), -(-image[1] // deit.patch_size))
+        yield Shape('DeiT', image, 0, deit.embed_dims, deit.num_heads, hw, prefix=1)
+        for family, arch in (('PVT', PVT['tiny']), ('Swin', SWIN['tiny']), ('CSwin', CSWIN['tiny'])):
+            for stage, depth in enumerate(arch.inline_depths or arch.depths):
+                stride = 4 * 2**stage
+                hw = (-(-image[0] // stride), -(-image[1] // stride))
+                if depth:
+                    yield Shape(family, image, stage, arch.embed_dims[stage], arch.num_heads[stage], hw)
+
+
+def build_peers(shape: Shape, names: tuple[str, ...], max_scores: int) -> dict[str, nn.Module]:
+    """The modules of these names; those of quadratic cost only where they can be waited for."""
+    torch.manual_seed(0)
+    inline = shape.mixer()
+    softmax = SoftmaxMixer(shape.dim, shape.num_heads)
+    naive = NaiveSoftmaxMixer(shape.dim, shape.num_heads)
+    naive.load_state_dict(softmax.state_dict())
+    peers: dict[str, nn.Module] = {
+        'InLine': inline,
+        'Plain': plain_twin(inline),
+        'SDPA': softmax,
+        'Naive softmax': naive,
+    }
+    if shape.num_heads * shape.tokens**2 > max_scores:
+        del peers['SDPA'], peers['Naive softmax']
+    peers.update(
+        (name, build_mixer({'type': name}, shape.dim, shape.num_heads)) for name in names if name in RIVALS
+    )
+    return {name: peers[name] for name in names if name in peers}
+
+
+def check(peers: dict[str, nn.Module], x: Tensor, hw: tuple[int, int], tolerance: float) -> None:
+    """Refuse modules that are not what they are called.
+
+    Those with a twin are held to it on the tokens that are timed; all attentions to their weights, on a
+    small map.
+    """
+    with torch.no_grad():
+        for one, other in (('InLine', 'Plain'), ('SDPA', 'Naive softmax')):
+            if one in peers and other in peers:
+                _compare(f'{one} and {other}', *(peers[name](x, hw, x) for name in (one, other)), tolerance)
+        prefix = x.shape[1] - hw[0] * hw[1]
+        small = x[:1, : prefix + CHECK_MAP[0] * CHECK_MAP[1]]
+        if small.shape[1] < prefix + CHECK_MAP[0] * CHECK_MAP[1]:
+            return
+        for name, peer in peers.items():
+            if isinstance(peer, AttentionMixer):
+                (part,) = peer.parts(small, CHECK_MAP, small)
+                expected = merge_heads(peer.weights(part) @ part.heads()[2])
+                _compare(f'{name} and its weights', peer.attend(part), expected, tolerance)
+
+
+def _compare(what: str, ours: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = ((ours - expected).float().norm() / expected.float().norm()).item()
+    if not error <= tolerance:
+        raise UserError(f'{what} disagree by {error:.1e}, more than {tolerance:.0e}: not timed')
+
+
+def forward(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> None:
+    with torch.no_grad():
+        module(x, hw, x)
+
+
+def forward_backward(module: nn.Module, x: Tensor, hw: tuple[int, int], cotangent: Tensor) -> None:
+    leaf = x.detach().requires_grad_()
+    torch.autograd.grad(module(leaf, hw, leaf), [leaf, *module.parameters()], cotangent)
+
+
+PASSES: dict[str, Callable[[nn.Module, Tensor, tuple[int, int]], Callable[[], None]]] = {
+    'forward': lambda module, x, hw: partial(forward, module, x, hw),
+    'forward+backward': lambda module, x, hw: partial(forward_backward, module, x, hw, torch.ones_like(x)),
+}
+
+
+def time_shape(
+    shape: Shape, names: tuple[str, ...], *, dtype: str, batch: int, repetitions: int, max_scores: int
+) -> Iterator[tuple[str, str, Timing, float, int]]:
+    """Pass, peer, its timing, the speedup of InLine over it and its peak memory."""
+    x = torch.randn(batch, shape.tokens, shape.dim, dtype=DTYPES[dtype])
+    peers = {name: peer.to(x.dtype) for name, peer in build_peers(shape, names, max_scores).items()}
+    check(peers, x, shape.hw, TOLERANCES[dtype])
+    for kind, make in PASSES.items():
+        runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
+        timings = interleave(runs, repetitions)
+        for name, timing in timings.items():
+            yield kind, name, timing, timings['InLine'].speedup(timing), peak_memory(runs[name])
+
+
+def main() -> None:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument('--sizes', nargs='+', default=['224', '512', '800x1280'], metavar='SIZE|HxW')
+    parser.add_argument('--families', nargs='+', default=['DeiT', 'PVT', 'Swin', 'CSwin'], metavar='FAMILY')
+    parser.add_argument('--peers', nargs='+', default=list(PEERS), choices=PEERS, metavar='PEER')
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--dtype', choices=DTYPES, default='float32')
+    parser.add_argument('--batch', type=int, default=1)
+    parser.add_argument('--repetitions', type=int, default=9)
+    parser.add_argument(
+        '--max-scores', type=int, default=2**27, help='weights of softmax above which it is left out'
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    names = ('InLine', *(name for name in args.peers if name != 'InLine'))
+    writer = csv.writer(sys.stdout, lineterminator='\n')
+    writer.writerow(COLUMNS)
+    for shape in shapes(tuple(parse_size(size) for size in args.sizes)):
+        if shape.family not in args.families:
+            continue
+        timed = time_shape(
+            shape,
+            names,
+            dtype=args.dtype,
+            batch=args.batch,
+            repetitions=args.repetitions,
+            max_scores=args.max_scores,
+        )
+        for kind, name, timing, speedup, peak in timed:
+            measured = (kind, name, f'{timing.median * 1e3:.3f}', f'{timing.spread:.2f}', f'{speedup:.2f}')
+            image = f'{shape.image[0]}x{shape.image[1]}'
+            place = (shape.family, image, shape.stage, shape.tokens, shape.dim, shape.num_heads)
+            settings = (args.batch, args.threads, args.dtype, describe_machine())
+            writer.writerow([*place, *measured, f'{peak / 2**20:.1f}', *settings])
+            sys.stdout.flush()
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """'224' or '800x1280' as (height, width)."""
+    sides = text.split('x')
+    if len(sides) > 2 or not all(side.isdigit() and int(side) >= 32 for side in sides):
+        raise UserError(f'size {text!r}: must be one side or HEIGHTxWIDTH, each at least 32')
+    return int(sides[0]), int(sides[-1])
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()

@@ -1,0 +1,34 @@
+"""Peak memory of tensors."""
+
+from collections.abc import Callable
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_memory(run: Callable[[], object]) -> int:
+    """Bytes that tensors made during the run held at most at one time, beyond what was there before.
+
+    On a CPU torch's allocator is asked; what libraries take for themselves, as workspaces, is not seen.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        run()
+    assert trace.profiler is not None
+    events = [
+        event
+        for event in trace.profiler.kineto_results.events()
+        if event.name() == '[memory]' and event.device_type() == DeviceType.CPU
+    ]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,69 @@
+"""Several things timed in turn, so that what else the machine does falls on all of them alike."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of each repetition, in the order in which they were made."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles, as a share of the median."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4, method='inclusive')
+        return (high - low) / self.median
+
+    def speedup(self, other: 'Timing') -> float:
+        """How many times faster this is than the other one: the median over repetitions made in turn."""
+        pairs = zip(other.seconds, self.seconds, strict=True)
+        return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+def interleave(
+    runs: Mapping[str, Run], repetitions: int, warm_up: int = 1, seed: int = 0
+) -> dict[str, Timing]:
+    """Time every run as often, one after another; the order is drawn anew in each repetition.
+
+    A fixed order would give one of them always the same caches.
+    """
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(seed)
+    for _ in range(warm_up):
+        for name in names:
+            runs[name]()
+    for _ in range(repetitions):
+        order.shuffle(names)
+        for name in names:
+            seconds[name].append(_time(runs[name]))
+    return {name: Timing(tuple(seconds[name])) for name in runs}
+
+
+def _time(run: Run) -> float:
+    _wait()
+    start = time.perf_counter()
+    run()
+    _wait()
+    return time.perf_counter() - start
+
+
+def _wait() -> None:
+    """GPUs work on after a call has come back."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
