@@ -118,7 +118,7 @@ def check(peers: dict[str, nn.Module], x: Tensor, hw: tuple[int, int], tolerance
     with torch.no_grad():
         for one, other in (('InLine', 'Plain'), ('SDPA', 'Naive softmax')):
             if one in peers and other in peers:
-                _compare(f'{one} and {other}', *(peers[name](x, hw, x) for name in (one, other)), tolerance)
+                compare(f'{one} and {other}', *(peers[name](x, hw, x) for name in (one, other)), tolerance)
         prefix = x.shape[1] - hw[0] * hw[1]
         small = x[:1, : prefix + CHECK_MAP[0] * CHECK_MAP[1]]
         if small.shape[1] < prefix + CHECK_MAP[0] * CHECK_MAP[1]:
@@ -127,10 +127,10 @@ def check(peers: dict[str, nn.Module], x: Tensor, hw: tuple[int, int], tolerance
             if isinstance(peer, AttentionMixer):
                 (part,) = peer.parts(small, CHECK_MAP, small)
                 expected = merge_heads(peer.weights(part) @ part.heads()[2])
-                _compare(f'{name} and its weights', peer.attend(part), expected, tolerance)
+                compare(f'{name} and its weights', peer.attend(part), expected, tolerance)
 
 
-def _compare(what: str, ours: Tensor, expected: Tensor, tolerance: float) -> None:
+def compare(what: str, ours: Tensor, expected: Tensor, tolerance: float) -> None:
     error = ((ours - expected).float().norm() / expected.float().norm()).item()
     if not error <= tolerance:
         raise UserError(f'{what} disagree by {error:.1e}, more than {tolerance:.0e}: not timed')

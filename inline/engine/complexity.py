@@ -62,15 +62,20 @@ def _operators_below(name: str, counts: dict[str, dict[Any, int]]) -> Iterator[i
 
 def count_config(cfg: Config, shape: tuple[int, int]) -> list[Cost]:
     """The cost of a config's model for one image of (height, width)."""
+    model, run = build_runnable(cfg, shape)
+    return count(model, lambda: run(torch.zeros(1, 3, *shape)))
+
+
+def build_runnable(cfg: Config, shape: tuple[int, int]) -> tuple[nn.Module, Callable[[torch.Tensor], Any]]:
+    """A config's model without its weights, and what runs it on images of (height, width), to raw outputs."""
     init_default_scope(cfg.default_scope)
     drop_pretrained(cfg.model)
     cfg.model.pop('pretrained', None)
     model = MODELS.build(cfg.model)
     # A step that several GPUs do together cannot run here.
     model = revert_sync_batchnorm(model)
-    image = torch.zeros(1, 3, *shape)
     if cfg.default_scope != 'mmdet':
-        return count(model, lambda: model(image, mode='tensor'))
+        return model, lambda image: model(image, mode='tensor')
     from mmdet.structures import DetDataSample
 
     sample = DetDataSample(
@@ -82,7 +87,7 @@ def count_config(cfg: Config, shape: tuple[int, int]) -> list[Cost]:
             'scale_factor': (1.0, 1.0),
         }
     )
-    return count(model, lambda: model(image, [sample], mode='tensor'))
+    return model, lambda image: model(image, [sample] * len(image), mode='tensor')
 
 
 def _cost(name: str, part: nn.Module, flops: Iterable[int]) -> Cost:

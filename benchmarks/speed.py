@@ -1,0 +1,175 @@
+"""How fast InLine is, in the few ratios that docs/speed.md speaks of.
+
+python -m benchmarks.speed --threads 1 >> results/measured/speed.csv
+"""
+
+import csv
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, check, compare, shapes
+from benchmarks.plain import use_plain
+from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.measure import describe_machine, interleave, peak_memory
+from inline.measure.models import inference
+from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+
+INLINE, SOFTMAX = {'type': 'InLine'}, {'type': 'Softmax'}
+DEIT_TINY = {'embed_dims': 192, 'depth': 12, 'num_heads': 3}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    'PVT-S': partial(InLinePVT, 'small'),
+    'Swin-T': partial(InLineSwin, 'tiny'),
+    'DeiT-T': partial(InLineDeiT, 'tiny'),
+    'CSwin-T': partial(InLineCSwin, 'tiny'),
+}
+ALL_INLINE: dict[str, Callable[[], nn.Module]] = {
+    'PVT-S': MODELS['PVT-S'],
+    'Swin-T, InLine in all stages': partial(InLineSwin, 'tiny', mixers=INLINE),
+    'DeiT-T': MODELS['DeiT-T'],
+    'CSwin-T, InLine in all stages': partial(InLineCSwin, 'tiny', mixers=INLINE),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A ratio and what it should be."""
+
+    what: str
+    ratio: float
+    bound: str
+    required: float
+
+
+def modules(repetitions: int) -> Iterator[Row]:
+    """The attention module against the plain formulation, over the shapes of all families."""
+    speedups: dict[str, dict[Shape, float]] = {kind: {} for kind in PASSES}
+    for shape in shapes():
+        peers = build_peers(shape, ('InLine', 'Plain'), max_scores=0)
+        x = torch.randn(1, shape.tokens, shape.dim)
+        check(peers, x, shape.hw, 1e-4)
+        for kind, make in PASSES.items():
+            timings = interleave(
+                {name: make(peer, x, shape.hw) for name, peer in peers.items()}, _enough(shape, repetitions)
+            )
+            speedups[kind][shape] = timings['InLine'].speedup(timings['Plain'])
+            print(kind, shape, round(speedups[kind][shape], 3), file=sys.stderr, flush=True)
+    for kind, required in (('forward', 1.5), ('forward+backward', 1.25)):
+        many = [ratio for shape, ratio in speedups[kind].items() if shape.tokens >= 2 * shape.dim]
+        what = f'attention module, {kind}, geometric mean over {len(many)} shapes with N ≥ 2C, against plain'
+        yield Row(what, statistics.geometric_mean(many), 'at least', required)
+    for kind, ratios in speedups.items():
+        worst = min(ratios, key=lambda shape: ratios[shape])
+        place = f'N = {worst.tokens}, C = {worst.dim}'
+        yield Row(
+            f'attention module, {kind}, worst of {len(ratios)} shapes ({place}), against plain',
+            ratios[worst],
+            'at least',
+            0.95,
+        )
+
+
+def backbones(repetitions: int) -> Iterator[Row]:
+    image = torch.randn(1, 3, 512, 512)
+    for name, build in MODELS.items():
+        torch.manual_seed(0)
+        model = build().eval()
+        torch.manual_seed(0)
+        plain = use_plain(build()).eval()
+        with torch.inference_mode():
+            compare(f'{name} and its plain twin', model(image)[-1], plain(image)[-1], 1e-3)
+        timings = interleave({'ours': inference(model, image), 'plain': inference(plain, image)}, repetitions)
+        speedup = timings['ours'].speedup(timings['plain'])
+        yield Row(f'{name} at 512×512, inference, against plain', speedup, 'at least', 1.15)
+
+
+def against_softmax(repetitions: int) -> Iterator[Row]:
+    inline = InLineDeiT('tiny').eval()
+    fused = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
+    naive = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
+    naive.load_state_dict(fused.state_dict())
+    for block in naive.blocks:
+        own = NaiveSoftmaxMixer(192, 3)
+        own.load_state_dict(block.mixer.state_dict())
+        block.mixer = own.eval()
+    for size, peers in ((224, {'SDPA': (fused, 1.0)}), (1024, {'SDPA': (fused, 3.6), 'naive': (naive, 9.0)})):
+        image = torch.randn(1, 3, size, size)
+        runs = {name: inference(model, image) for name, (model, _) in peers.items()}
+        # A small image takes a small time: more repetitions cost nothing.
+        timings = interleave(
+            {'ours': inference(inline, image), **runs}, repetitions * (5 if size < 512 else 1)
+        )
+        for name, (_, required) in peers.items():
+            what = f'DeiT-T at {size}×{size}, inference, against {name} softmax with 3 heads'
+            yield Row(what, timings['ours'].speedup(timings[name]), 'at least', required)
+
+
+def growth(repetitions: int) -> Iterator[Row]:
+    for name, build in ALL_INLINE.items():
+        model = build().eval()
+        runs = {str(size): inference(model, torch.randn(1, 3, size, size)) for size in (512, 1024)}
+        timings = interleave(runs, repetitions)
+        what = f'time of {name}, from 512×512 to 1024×1024'
+        yield Row(what, timings['512'].speedup(timings['1024']), 'at most', 4.4)
+
+
+def training_memory(_: int) -> Iterator[Row]:
+    image = torch.randn(1, 3, 512, 512)
+    peaks = []
+    for model in (InLinePVT('small'), use_plain(InLinePVT('small'))):
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        peaks.append(weights + peak_memory(partial(_train_step, model, image)))
+    what = 'peak memory of a training step of PVT-S at 512×512, against plain'
+    yield Row(what, peaks[0] / peaks[1], 'at most', 0.9)
+
+
+def _train_step(model: nn.Module, image: torch.Tensor) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(out.square().mean() for out in model(image)).backward()
+    optimizer.step()
+
+
+def _enough(shape: Shape, repetitions: int) -> int:
+    """More of small shapes, which are timed less exactly."""
+    return repetitions * max(1, round(math.sqrt(2**24 / (shape.tokens * shape.dim**2))))
+
+
+MEASUREMENTS = {
+    'modules': modules,
+    'backbones': backbones,
+    'softmax': against_softmax,
+    'growth': growth,
+    'memory': training_memory,
+}
+
+
+def main() -> None:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument(
+        'what', nargs='*', default=list(MEASUREMENTS), help='which measurements (default: all)'
+    )
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--repetitions', type=int, default=9)
+    args = parser.parse_args()
+    unknown = [name for name in args.what if name not in MEASUREMENTS]
+    if unknown:
+        raise UserError(f'unknown measurement {unknown[0]!r}: choose of {", ".join(MEASUREMENTS)}')
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    writer = csv.writer(sys.stdout, lineterminator='\n')
+    for name in args.what:
+        for row in MEASUREMENTS[name](args.repetitions):
+            settings = (args.threads, 'float32', describe_machine())
+            writer.writerow([row.what, f'{row.ratio:.2f}', row.bound, row.required, *settings])
+            sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()
