@@ -69,7 +69,8 @@ class SoftmaxMixer(AttentionMixer):
         count, heads = part.regions.count, part.num_heads
         k, v = zero_masked(k, part.key_mask), zero_masked(v, part.key_mask)
         q, k, v = (_windows_to_heads(t, count) for t in (q, k, v))
-        out = softmax_attention(q, k, v, bias=bias.flatten(0, 1))
+        # Four axes: the fused kernel takes no bias of three.
+        out = softmax_attention(q, k, v, bias=bias.flatten(0, 1)[None])
         return merge_heads(_heads_to_windows(out, heads))
 
     def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
