@@ -58,8 +58,8 @@ def inline_attention(
         key_mask = key_mask.repeat_interleave(q.shape[1], dim=0)
     # Heads join the batch, because the mean is then added within the product.
     flat_q, flat_k, flat_v = phi_q.flatten(0, 1), phi_k.flatten(0, 1), v.flatten(0, 1)
-    cov, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), key_mask)
-    out = torch.baddbmm(v_mean.to(v.dtype), flat_q, (scale * cov).to(flat_q.dtype))
+    cov, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), scale, key_mask)
+    out = torch.baddbmm(v_mean.to(v.dtype), flat_q, cov.to(flat_q.dtype))
     return out.view(*q.shape[:2], *out.shape[1:])
 
 
@@ -104,12 +104,12 @@ def inline_attention_from_tokens(
     batch, _, channels = x.shape
     heads, dim = num_heads, v.shape[-1] // num_heads
     scale = dim**-0.5 if scale is None else scale
-    cov, v_mean = covariance(x, v)
+    cov, v_mean = covariance(x, v, scale)
     with no_autocast(x.device):
         # For each head the columns of all images side by side, so that a head takes one product.
         columns = cov.view(batch, channels, heads, dim).permute(2, 1, 0, 3).reshape(heads, channels, -1)
         head_q, head_k = (w.to(cov.dtype).reshape(heads, dim, channels) for w in (w_q, w_k))
-        head_cov = scale * torch.bmm(head_k, columns)
+        head_cov = torch.bmm(head_k, columns)
         mix = torch.bmm(head_q.transpose(1, 2), head_cov)
         mix = mix.view(heads, channels, batch, dim).permute(2, 1, 0, 3).reshape(batch, channels, -1)
         row = v_mean
