@@ -15,7 +15,12 @@ from inline.ops.places import count_prefix
 
 
 def local_residual(
-    v: Tensor, weight: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
+    v: Tensor,
+    weight: Tensor,
+    hw: tuple[int, int],
+    *,
+    bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """A depthwise convolution with a kernel of its own for every image.
 
@@ -23,6 +28,7 @@ def local_residual(
         v: Values (B, P + H·W, C): P prefix tokens, then the map row by row.
         weight: Kernels (B, C, 9).
         hw: Height and width of the map.
+        bias: Added to each token of the map, (C); None for nothing.
         key_mask: (B, P + H·W), True for the tokens that take part; the others count as zero.
 
     Returns:
@@ -33,21 +39,27 @@ def local_residual(
     tokens = zero_masked(v, key_mask)[:, prefix:]
     # All images side by side as channels of one map: the kernels then are one grouped convolution.
     kernels = weight.reshape(batch * channels, 1, 3, 3)
+    biases = None if bias is None else bias.repeat(batch)
     if v.device.type == 'cpu':
         # Channels last is the layout that tokens have already, and that oneDNN is fastest in.
         maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels).permute(0, 3, 1, 2)
-        out = F.conv2d(maps, kernels, padding=1, groups=batch * channels)
+        out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
         out = out.permute(0, 2, 3, 1).reshape(-1, batch, channels).transpose(0, 1)
     else:
         # torch's own depthwise kernel for GPUs wants channels first.
         maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
-        out = F.conv2d(maps, kernels, padding=1, groups=batch * channels)
+        out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
         out = out.reshape(batch, channels, -1).transpose(1, 2)
     return F.pad(out, (0, 0, prefix, 0)) if prefix else out
 
 
 def local_residual_naive(
-    v: Tensor, weight: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
+    v: Tensor,
+    weight: Tensor,
+    hw: tuple[int, int],
+    *,
+    bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """The twin of :func:`local_residual` that gathers the nine neighbours one by one."""
     prefix = count_prefix(v.shape[1], hw)
@@ -56,7 +68,7 @@ def local_residual_naive(
     rows = [torch.zeros_like(v[:, 0]) for _ in range(prefix)]
     for y in range(height):
         for x in range(width):
-            total = torch.zeros_like(v[:, 0])
+            total = torch.zeros_like(v[:, 0]) if bias is None else bias.expand_as(v[:, 0])
             for t in range(9):
                 ny, nx = y + t // 3 - 1, x + t % 3 - 1
                 if 0 <= ny < height and 0 <= nx < width:

@@ -18,6 +18,7 @@ FAST: dict[str, dict[str, Any]] = {
     'no bias': {'qkv_bias': False},
     'windows': {'window_size': 6},
     'stripes': {'split_size': 3, 'lepe': True},
+    'position term': {'lepe': True},
     'no residual': {'residual': False},
 }
 # Through queries and keys, whatever the number of tokens.

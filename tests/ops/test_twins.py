@@ -148,10 +148,16 @@ def test_local_residual(hw: tuple[int, int], prefix: int, batch: int, masked: bo
     v = torch.randn(batch, tokens, 6, dtype=torch.float64)
     weight = torch.randn(batch, 6, 9, dtype=torch.float64)
     mask = make_mask(batch, tokens) if masked else None
+    bias = torch.randn(6, dtype=torch.float64)
     assert_twins(
         lambda v, w: local_residual(v, w, hw, key_mask=mask),
         lambda v, w: local_residual_naive(v, w, hw, key_mask=mask),
         [v, weight],
+    )
+    assert_twins(
+        lambda v, w, b: local_residual(v, w, hw, bias=b, key_mask=mask),
+        lambda v, w, b: local_residual_naive(v, w, hw, bias=b, key_mask=mask),
+        [v, weight, bias],
     )
 
 

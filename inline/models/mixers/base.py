@@ -145,11 +145,8 @@ class AttentionMixer(nn.Module, ABC):
         outs = []
         for part in self.parts(x, hw, unnormed):
             out = self.attend(part)
-            local = self.local(part)
-            if local is not None:
-                out = out + local
-            if self.lepe is not None:
-                out = out + self.lepe(zero_masked(part.v, part.key_mask), part.hw, part.channels)
+            for term in self.local_terms(part):
+                out = out + term
             outs.append(part.regions.join(out))
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
 
@@ -193,6 +190,14 @@ class AttentionMixer(nn.Module, ABC):
     def local(self, part: Part) -> Tensor | None:  # noqa: ARG002 (for mixers that have one)
         """What each token of a part gets from its neighbours besides, (b, n, c); None for nothing."""
         return None
+
+    def local_terms(self, part: Part) -> Iterator[Tensor]:
+        """All that is added to what a part gets by attention: ``local`` and LePE, each (b, n, c)."""
+        local = self.local(part)
+        if local is not None:
+            yield local
+        if self.lepe is not None:
+            yield self.lepe(zero_masked(part.v, part.key_mask), part.hw, part.channels)
 
     @abstractmethod
     def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,21 @@ class InLineMixer(AttentionMixer):
             return None
         kernels = self.residual(self._mean_tokens(part))[:, part.channels]
         return local_residual(part.v, kernels, part.hw, key_mask=part.key_mask)
+
+    def local_terms(self, part: Part) -> Iterator[Tensor]:
+        if self.residual is None or self.lepe is None:
+            yield from super().local_terms(part)
+            return
+        # Both are 3×3 kernels on the same values, so one convolution serves both.
+        kernels = self.residual(self._mean_tokens(part))[:, part.channels]
+        conv = self.lepe.conv
+        yield local_residual(
+            part.v,
+            kernels + conv.weight[part.channels].flatten(1),
+            part.hw,
+            bias=None if conv.bias is None else conv.bias[part.channels],
+            key_mask=part.key_mask,
+        )
 
     def _reads_tokens(self, x: Tensor, regions: Regions) -> bool:
         """Whether attention within these regions of x (B, P + H·W, C) is made without queries and keys."""
