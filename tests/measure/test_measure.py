@@ -1,0 +1,102 @@
+"""Timing in turn, peak memory, the parts of a step, and Figure 5 from points that are written down."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from inline.measure import Timing, describe_machine, interleave, peak_memory
+from inline.measure.figure5 import Point, accuracy_pairs, draw_figure5, window_pairs, write_points
+from inline.measure.models import Settings, measure
+from inline.measure.steps import StepTimer, describe_parts
+from tests.models.families import build
+
+
+def test_runs_are_made_in_turn_and_as_often() -> None:
+    made: list[str] = []
+    runs = {name: lambda name=name: made.append(name) for name in 'abc'}
+    timings = interleave(runs, repetitions=6, warm_up=1)
+    rounds = [made[i : i + 3] for i in range(0, len(made), 3)]
+    assert len(rounds) == 7
+    assert all(sorted(one) == ['a', 'b', 'c'] for one in rounds)
+    # Not always in one order.
+    assert len({tuple(one) for one in rounds[1:]}) > 1
+    assert list(timings) == ['a', 'b', 'c']
+    assert all(len(timing.seconds) == 6 for timing in timings.values())
+
+
+def test_speedups_are_of_pairs_so_that_a_busy_moment_does_not_count() -> None:
+    # In the last two repetitions something else slowed the machine down fourfold.
+    ours, theirs = Timing((1.0, 1.0, 1.0, 4.0, 4.0)), Timing((2.0, 2.0, 2.0, 8.0, 8.0))
+    assert ours.speedup(theirs) == 2
+    assert theirs.speedup(ours) == 0.5
+    assert theirs.median == 2
+    assert Timing((1.0, 2.0, 3.0)).spread == pytest.approx(0.5)
+    assert Timing((1.0,)).spread == 0
+
+
+def test_peak_memory_is_what_is_held_at_one_time() -> None:
+    def run() -> None:
+        first = torch.ones(1000, 1000)
+        second = first + 1
+        del first
+        second.add_(1)
+        torch.zeros(500, 1000)
+
+    # Two matrices of four megabytes; the last, smaller one comes when one of them is gone.
+    assert peak_memory(run) == pytest.approx(8e6, rel=0.01)
+
+
+def test_a_model_is_timed_on_one_image_and_on_a_batch() -> None:
+    speed = measure({'model': (build('InLineDeiT'), (64, 96))}, Settings(batch=2, repetitions=2))['model']
+    assert len(speed.latency.seconds) == 2
+    assert speed.images_per_second > 0
+    assert speed.peak_bytes > 0
+
+
+def test_the_machine_is_described_with_its_torch() -> None:
+    assert torch.__version__ in describe_machine()
+
+
+def test_communication_is_what_exchanging_gradients_adds() -> None:
+    timer = StepTimer(steps=4, warm_up=0)
+    timer.seconds.update({'forward': [3.0, 3.0], 'backward': [5.0, 5.0], 'backward alone': [4.0, 4.0]})
+    parts = timer.parts()
+    assert (parts['backward'], parts['communication']) == (4, 1)
+    assert 'communication     1000.0   12.5%' in describe_parts(parts)
+
+
+def test_windows_are_as_large_as_they_are_called() -> None:
+    inline, softmax = next(window_pairs([14]))
+    assert (inline.attention, softmax.attention) == ('InLine', 'softmax')
+    for subject in (inline, softmax):
+        # Maps of 14 and 7 tokens have no room for larger ones.
+        windows = [stage.blocks[0].mixer.window_size for stage in subject.model.stages]
+        assert windows[:3] == [14, 14, 14]
+
+
+def test_only_models_with_two_published_accuracies_are_compared(tmp_path: Path) -> None:
+    table = tmp_path / 'table.csv'
+    rows = 'InLine-PVT-T,224,78.2\nPVT-T,224,75.1\nInLine-PVT-S,224,82.0\nInLine-Swin-T,384,80\n'
+    table.write_text(f'model,resolution,top1\n{rows}')
+    pairs = list(accuracy_pairs(table))
+    assert [[(one.attention, one.top1) for one in pair] for pair in pairs] == [
+        [('InLine', 78.2), ('softmax', 75.1)]
+    ]
+
+
+def test_figure_5_is_a_table_and_a_picture(tmp_path: Path) -> None:
+    points = [
+        Point(panel, 'PVT', attention, str(setting), 10.0 * setting, 0.1, 70.0 + setting, '1 thread')
+        for panel in 'abc'
+        for attention in ('InLine', 'softmax')
+        for setting in (1, 2)
+    ]
+    write_points(points, tmp_path / 'figure5.csv')
+    draw_figure5(points, tmp_path / 'figure5.png')
+    with (tmp_path / 'figure5.csv').open(newline='') as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert rows[0]['conditions'] == '1 thread'
+    assert (tmp_path / 'figure5.png').read_bytes().startswith(b'\x89PNG')
