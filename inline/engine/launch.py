@@ -121,7 +121,16 @@ def test(args: argparse.Namespace) -> None:
 
 def build_runner(cfg: Config) -> Runner:
     adapt_to_hardware(cfg)
+    if cfg.get('compile') and cfg.default_scope == 'mmpretrain':
+        leave_mixing_uncompiled()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def leave_mixing_uncompiled() -> None:
+    """Let Mixup and CutMix run as they are: torch's compiler fails on the random order that they draw."""
+    from mmpretrain.models.utils.batch_augments import RandomBatchAugment
+
+    RandomBatchAugment.__call__ = torch.compiler.disable(RandomBatchAugment.__call__)
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
