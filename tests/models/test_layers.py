@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from inline.models.layers import DropPath, PatchEmbed, drop_path_rates
+from inline.models.layers import DropPath, Mlp, PatchEmbed, drop_path_rates
+from inline.models.layers import mlp as mlp_module
 
 
 def test_drop_path_keeps_the_mean_and_drops_whole_images() -> None:
@@ -26,3 +27,19 @@ def test_patch_embed_pads_with_zeros_below_and_on_the_right() -> None:
     padded = torch.zeros(1, 3, 8, 12)
     padded[..., :6, :9] = x
     torch.testing.assert_close(tokens, embed(padded)[0])
+
+
+@pytest.mark.parametrize('limit', [0, 40, 10**9])
+def test_an_mlp_in_slices_gives_what_it_gives_at_once(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """13 tokens of 8 hidden numbers, in slices of 3 tokens, of 5, or whole."""
+    torch.manual_seed(0)
+    mlp, x = Mlp(4, 8).double(), torch.randn(1, 13, 4, dtype=torch.float64)
+    # With gradients it is never sliced.
+    expected = mlp(x)
+    monkeypatch.setattr(mlp_module, 'MANY', limit)
+    monkeypatch.setattr(mlp_module, 'SLICE', 24 if limit == 0 else 40)
+    calls: list[int] = []
+    mlp.fc1.register_forward_hook(lambda _module, args, _out: calls.append(args[0].shape[-2]))
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x), expected, rtol=1e-12, atol=1e-12)
+    assert calls == {0: [3, 3, 3, 3, 1], 40: [5, 5, 3], 10**9: [13]}[limit]
