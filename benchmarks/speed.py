@@ -7,6 +7,7 @@ import csv
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from torch import nn
 from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, check, compare, shapes
 from benchmarks.plain import use_plain
 from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.measure import describe_machine, interleave, peak_memory
+from inline.measure import Timing, describe_machine, interleave, peak_memory
 from inline.measure.models import inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
@@ -37,6 +38,10 @@ ALL_INLINE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+# Times runs in turn, so many times as often as usual.
+TimeAll = Callable[[dict[str, Callable[[], None]], int], dict[str, Timing]]
+
+
 @dataclass(frozen=True)
 class Row:
     """A ratio and what it should be."""
@@ -47,7 +52,7 @@ class Row:
     required: float
 
 
-def modules(repetitions: int) -> Iterator[Row]:
+def modules(timed: TimeAll) -> Iterator[Row]:
     """The attention module against the plain formulation, over the shapes of all families."""
     speedups: dict[str, dict[Shape, float]] = {kind: {} for kind in PASSES}
     for shape in shapes():
@@ -55,9 +60,7 @@ def modules(repetitions: int) -> Iterator[Row]:
         x = torch.randn(1, shape.tokens, shape.dim)
         check(peers, x, shape.hw, 1e-4)
         for kind, make in PASSES.items():
-            timings = interleave(
-                {name: make(peer, x, shape.hw) for name, peer in peers.items()}, _enough(shape, repetitions)
-            )
+            timings = timed({name: make(peer, x, shape.hw) for name, peer in peers.items()}, _more(shape))
             speedups[kind][shape] = timings['InLine'].speedup(timings['Plain'])
             print(kind, shape, round(speedups[kind][shape], 3), file=sys.stderr, flush=True)
     for kind, required in (('forward', 1.5), ('forward+backward', 1.25)):
@@ -75,7 +78,7 @@ def modules(repetitions: int) -> Iterator[Row]:
         )
 
 
-def backbones(repetitions: int) -> Iterator[Row]:
+def backbones(timed: TimeAll) -> Iterator[Row]:
     image = torch.randn(1, 3, 512, 512)
     for name, build in MODELS.items():
         torch.manual_seed(0)
@@ -84,12 +87,12 @@ def backbones(repetitions: int) -> Iterator[Row]:
         plain = use_plain(build()).eval()
         with torch.inference_mode():
             compare(f'{name} and its plain twin', model(image)[-1], plain(image)[-1], 1e-3)
-        timings = interleave({'ours': inference(model, image), 'plain': inference(plain, image)}, repetitions)
+        timings = timed({'ours': inference(model, image), 'plain': inference(plain, image)}, 1)
         speedup = timings['ours'].speedup(timings['plain'])
         yield Row(f'{name} at 512×512, inference, against plain', speedup, 'at least', 1.15)
 
 
-def against_softmax(repetitions: int) -> Iterator[Row]:
+def against_softmax(timed: TimeAll) -> Iterator[Row]:
     inline = InLineDeiT('tiny').eval()
     fused = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
     naive = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
@@ -102,24 +105,22 @@ def against_softmax(repetitions: int) -> Iterator[Row]:
         image = torch.randn(1, 3, size, size)
         runs = {name: inference(model, image) for name, (model, _) in peers.items()}
         # A small image takes a small time: more repetitions cost nothing.
-        timings = interleave(
-            {'ours': inference(inline, image), **runs}, repetitions * (5 if size < 512 else 1)
-        )
+        timings = timed({'ours': inference(inline, image), **runs}, 5 if size < 512 else 1)
         for name, (_, required) in peers.items():
             what = f'DeiT-T at {size}×{size}, inference, against {name} softmax with 3 heads'
             yield Row(what, timings['ours'].speedup(timings[name]), 'at least', required)
 
 
-def growth(repetitions: int) -> Iterator[Row]:
+def growth(timed: TimeAll) -> Iterator[Row]:
     for name, build in ALL_INLINE.items():
         model = build().eval()
         runs = {str(size): inference(model, torch.randn(1, 3, size, size)) for size in (512, 1024)}
-        timings = interleave(runs, repetitions)
+        timings = timed(runs, 1)
         what = f'time of {name}, from 512×512 to 1024×1024'
         yield Row(what, timings['512'].speedup(timings['1024']), 'at most', 4.4)
 
 
-def training_memory(_: int) -> Iterator[Row]:
+def training_memory(_: TimeAll) -> Iterator[Row]:
     image = torch.randn(1, 3, 512, 512)
     peaks = []
     for model in (InLinePVT('small'), use_plain(InLinePVT('small'))):
@@ -135,9 +136,9 @@ def _train_step(model: nn.Module, image: torch.Tensor) -> None:
     optimizer.step()
 
 
-def _enough(shape: Shape, repetitions: int) -> int:
-    """More of small shapes, which are timed less exactly."""
-    return repetitions * max(1, round(math.sqrt(2**24 / (shape.tokens * shape.dim**2))))
+def _more(shape: Shape) -> int:
+    """How many times as many repetitions: more of small shapes, which are timed less exactly."""
+    return max(1, round(math.sqrt(2**24 / (shape.tokens * shape.dim**2))))
 
 
 MEASUREMENTS = {
@@ -156,15 +157,25 @@ def main() -> None:
     )
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--repetitions', type=int, default=9)
+    parser.add_argument(
+        '--cpu-time',
+        action='store_true',
+        help='time by the processor, not the clock: for one thread on a machine that others use too',
+    )
     args = parser.parse_args()
     unknown = [name for name in args.what if name not in MEASUREMENTS]
     if unknown:
         raise UserError(f'unknown measurement {unknown[0]!r}: choose of {", ".join(MEASUREMENTS)}')
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    clock = time.process_time if args.cpu_time else time.perf_counter
+
+    def timed(runs: dict[str, Callable[[], None]], more: int) -> dict[str, Timing]:
+        return interleave(runs, more * args.repetitions, clock=clock)
+
     writer = csv.writer(sys.stdout, lineterminator='\n')
     for name in args.what:
-        for row in MEASUREMENTS[name](args.repetitions):
+        for row in MEASUREMENTS[name](timed):
             settings = (args.threads, 'float32', describe_machine())
             writer.writerow([row.what, f'{row.ratio:.2f}', row.bound, row.required, *settings])
             sys.stdout.flush()
