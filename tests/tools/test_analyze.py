@@ -217,7 +217,7 @@ MISTAKES = {
     'config alone': (['masking', '{config}'], '1 files: give a config and a checkpoint for each model'),
     'no checkpoint': (
         ['locality', '{config}', '{config}'],
-        'cannot be read: it is damaged, or holds more than',
+        'cannot be read: it is damaged or no checkpoint',
     ),
     'checkpoint of another model': (
         ['locality', '{config}', '{other}'],
