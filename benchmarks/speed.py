@@ -1,6 +1,6 @@
 """How fast InLine is, in the few ratios that docs/speed.md speaks of.
 
-python -m benchmarks.speed --threads 1 >> results/measured/speed.csv
+python -m benchmarks.speed --threads 1 > results/measured/speed.csv
 """
 
 import csv
@@ -22,6 +22,7 @@ from inline.measure import Timing, describe_machine, interleave, peak_memory
 from inline.measure.models import inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
+COLUMNS = ('what', 'ratio', 'bound', 'required', 'threads', 'dtype', 'clock', 'machine')
 INLINE, SOFTMAX = {'type': 'InLine'}, {'type': 'Softmax'}
 DEIT_TINY = {'embed_dims': 192, 'depth': 12, 'num_heads': 3}
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -174,9 +175,10 @@ def main() -> None:
         return interleave(runs, more * args.repetitions, clock=clock)
 
     writer = csv.writer(sys.stdout, lineterminator='\n')
+    writer.writerow(COLUMNS)
     for name in args.what:
         for row in MEASUREMENTS[name](timed):
-            settings = (args.threads, 'float32', describe_machine())
+            settings = (args.threads, 'float32', 'cpu' if args.cpu_time else 'wall', describe_machine())
             writer.writerow([row.what, f'{row.ratio:.2f}', row.bound, row.required, *settings])
             sys.stdout.flush()
 
