@@ -1,12 +1,14 @@
 """Collisions counted by hand, and the fast count against differences."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from inline.analysis.illustration import KINDS, illustrate, largest_difference
 from inline.analysis.injectivity import close_pairs, count_pairs, layer_collisions, part_collisions
 from inline.models.layers import square_windows
-from inline.models.mixers import InLineMixer, SoftmaxMixer
+from inline.models.mixers import AttentionMixer, InLineMixer, SoftmaxMixer
 from tests.analysis.stand_ins import rows, tokens, written
 
 
@@ -45,13 +47,18 @@ def test_only_queries_of_one_window_are_compared_and_padding_is_no_query() -> No
 
 @pytest.mark.parametrize('max_weights', [1, 500, 3000])
 @pytest.mark.parametrize(
-    'mixer',
-    [InLineMixer(8, 2), SoftmaxMixer(8, 2, window_size=3, shift=True), SoftmaxMixer(8, 2, split_size=2)],
+    'make',
+    [
+        lambda: InLineMixer(8, 2),
+        lambda: SoftmaxMixer(8, 2, window_size=3, shift=True),
+        lambda: SoftmaxMixer(8, 2, split_size=2),
+    ],
 )
-def test_blocks_of_any_size_count_the_same(mixer: InLineMixer, max_weights: int) -> None:
+def test_blocks_of_any_size_count_the_same(make: Callable[[], AttentionMixer], max_weights: int) -> None:
     """Untrained rows are near each other: the tolerance is set so that some pairs collide, some do not."""
     torch.manual_seed(0)
-    parts = list(mixer.double().parts(tokens((5, 7)), (5, 7)))
+    mixer = make().double()
+    parts = list(mixer.parts(tokens((5, 7)), (5, 7)))
     whole, pairs = layer_collisions(mixer, parts, tolerance=0.02)
     assert 0 < whole.sum() < pairs.sum()
     blocks, _ = layer_collisions(mixer, parts, tolerance=0.02, max_weights=max_weights)
