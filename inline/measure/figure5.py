@@ -22,10 +22,12 @@ from inline.models import InLineDeiT, InLinePVT, InLineSwin
 WINDOWS = (7, 14, 28, 56)
 RESOLUTIONS = (224, 384, 512, 640, 768, 1024)
 # Sizes by the letter that the paper gives them.
-ARCHS = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base'}
+ARCHS = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
 FAMILIES: dict[str, type[InLinePVT | InLineSwin]] = {'PVT': InLinePVT, 'Swin': InLineSwin}
 COLOURS = {'InLine': '#2f7de1', 'softmax': '#e2711d'}
 SOFTMAX = {'type': 'Softmax'}
+# DeiT-T as it was published: heads of 64 channels, where InLine's have 32.
+SOFTMAX_DEIT = {'embed_dims': 192, 'depth': 12, 'num_heads': 3}
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,10 @@ def window_pairs(windows: Iterable[int]) -> Iterator[list[Subject]]:
 
 def resolution_pairs(resolutions: Iterable[int]) -> Iterator[list[Subject]]:
     for size in resolutions:
+        softmax = InLineDeiT(SOFTMAX_DEIT, img_size=size, mixers=SOFTMAX)
         yield [
-            Subject(
-                'DeiT-T', attention, str(size), InLineDeiT('tiny', img_size=size, mixers={'type': kind}), size
-            )
-            for attention, kind in (('InLine', 'InLine'), ('softmax', 'Softmax'))
+            Subject('DeiT-T', 'InLine', str(size), InLineDeiT('tiny', img_size=size), size),
+            Subject('DeiT-T', 'softmax', str(size), softmax, size),
         ]
 
 
