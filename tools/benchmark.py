@@ -99,7 +99,7 @@ def make_figure5(folder: Path, settings: Settings, threads: int) -> None:
     from inline.measure.figure5 import draw_figure5, measure_figure5, write_points
 
     folder.mkdir(parents=True, exist_ok=True)
-    conditions = f'{describe_machine()}; {threads} threads, {settings.dtype}, batch {settings.batch}'
+    conditions = f'{describe_machine()}; threads: {threads}, {settings.dtype}, batch: {settings.batch}'
     points = []
     for point in measure_figure5(ACCURACIES, settings, conditions):
         print(f'({point.panel}) {point.family} {point.attention} {point.setting}: {point.milliseconds} ms')

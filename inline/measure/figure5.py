@@ -126,7 +126,7 @@ def _measure(panel: str, pair: list[Subject], settings: Settings, conditions: st
             subject.family,
             subject.attention,
             subject.setting,
-            round(timing.median * 1e3, 2),
+            round(timing.median * 1e3 / settings.batch, 2),
             round(timing.spread, 3),
             subject.top1,
             conditions,
