@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -19,6 +18,7 @@ from matplotlib.patches import Patch
 
 from inline.analysis.probes import MIXER_ROWS, PROBES, SETTINGS, Score, run_probe
 from inline.errors import UserError
+from inline.records import write_lines
 
 COLUMNS = ('task', 'mixer', 'seed', 'steps', 'accuracy', 'chance', 'best', 'config', 'settings')
 QUESTIONS = {'length': 'Which length has the query?', 'neighbour': 'What is to the right of a token?'}
@@ -90,7 +90,7 @@ def perform(
             run = pending[future]
             scores[run] = future.result()
             lines.append({**run.key(), **{name: repr(value) for name, value in asdict(scores[run]).items()}})
-            _write(path, lines)
+            write_lines(path, COLUMNS, lines)
     finally:
         pool.shutdown(cancel_futures=True)
     return scores
@@ -123,18 +123,6 @@ def _read(path: Path) -> list[dict[str, str]]:
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise UserError(f'{str(path)!r} has other columns than expected: {", ".join(COLUMNS)}')
     return lines
-
-
-def _write(path: Path, lines: Sequence[dict[str, str]]) -> None:
-    """Replace the file as a whole, so that a crash cannot leave half of it."""
-    scratch = path.with_suffix('.part')
-    with scratch.open('w', newline='') as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 @dataclass(frozen=True)

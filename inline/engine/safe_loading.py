@@ -47,7 +47,7 @@ def load_safely(file: Any, map_location: Any = 'cpu', also: Sequence[Any] = ()) 
         return torch.load(file, map_location=map_location, weights_only=True)
 
 
-def load(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001
+def load(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001 (MMEngine's)
     """:func:`load_safely`, unless :func:`install` was told to trust. The signature is MMEngine's."""
     if not _trusted:
         return load_safely(file, map_location)

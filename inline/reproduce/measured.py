@@ -1,11 +1,11 @@
 """What was measured, a line a run, with all that it was measured with."""
 
 import csv
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from inline.errors import UserError
+from inline.records import write_lines
 from inline.reproduce.tables import Row, Table
 
 PROVENANCE = ('how', 'weights', 'config', 'commit', 'hardware', 'versions', 'date', 'digest')
@@ -42,15 +42,7 @@ def append_measured(
     figures = {column: f'{value:.2f}' for column, value in values.items()}
     lines.append({'row': row.name, **figures, **provenance})
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f'{row.table.name}.csv'
-    scratch = path.with_suffix('.part')
-    with scratch.open('w', newline='') as file:
-        writer = csv.DictWriter(file, columns(row.table), restval='', lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    write_lines(folder / f'{row.table.name}.csv', columns(row.table), lines)
 
 
 def columns(table: Table) -> list[str]:
