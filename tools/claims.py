@@ -10,10 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from inline.compat import prepare
-from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
+from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 DATA = Path('data') / 'digit_scenes'
@@ -38,17 +36,9 @@ def main() -> None:
     prepare()
     started = time.monotonic()
     if args.data_root is None:
-        make_data()
+        write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)
     measure(args)
     write(args, time.monotonic() - started)
-
-
-def make_data() -> None:
-    write_digit_scenes(
-        DATA,
-        DigitScenesOptions(),
-        progress=lambda drawn, total: tqdm(drawn, total=total, desc='digit scenes', unit='image'),
-    )
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -10,10 +10,8 @@ import shutil
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from inline.compat import prepare
-from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
+from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
 from inline.errors import OneLineParser, exit_on_user_error
 
 DATA = Path('data') / 'digit_scenes'
@@ -31,7 +29,7 @@ def main() -> None:
     from inline.report import collect_results, compare_detection, format_table, write_csv, write_report
 
     started = time.monotonic()
-    make_data()
+    write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)
     if args.fresh:
         shutil.rmtree(args.work_dir, ignore_errors=True)
     train_and_test(args.work_dir)
@@ -41,14 +39,6 @@ def main() -> None:
     write_csv(results, args.work_dir / 'results.csv')
     print(f'\n{format_table(results)}\n\n{compare_detection(results)}')
     print(f'report: {page} (took {clock(time.monotonic() - started)})')
-
-
-def make_data() -> None:
-    write_digit_scenes(
-        DATA,
-        DigitScenesOptions(),
-        progress=lambda drawn, total: tqdm(drawn, total=total, desc='digit scenes', unit='image'),
-    )
 
 
 def train_and_test(work_dir: Path) -> None:

@@ -7,10 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import cv2
-from tqdm import tqdm
 
 from inline.datasets.digit_contact_sheet import contact_sheet
-from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
+from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 
@@ -45,7 +44,7 @@ def main() -> None:
         args.out,
         options,
         overwrite=args.overwrite,
-        progress=lambda drawn, total: tqdm(drawn, total=total, desc='digit scenes', unit='image'),
+        progress=progress_bar,
     )
     if written:
         print(

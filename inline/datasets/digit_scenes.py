@@ -19,6 +19,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
+from tqdm import tqdm
 
 from inline.datasets.digit_rendering import DigitInstance, Scene, render_classification, render_scene
 from inline.datasets.digit_sources import NUM_CLASSES, SPLITS, DigitSources, Split, load_sources
@@ -87,6 +88,12 @@ class Job:
 
 Annotation = dict[str, Any]
 Drawn = tuple[Job, list[Annotation]]
+
+
+def progress_bar(drawn: Iterable[Drawn], total: int) -> Iterable[Drawn]:
+    """For the `progress` of :func:`write_digit_scenes`: a bar on the terminal with the time left."""
+    bar: Iterable[Drawn] = tqdm(drawn, total=total, desc='digit scenes', unit='image')
+    return bar
 
 
 def write_digit_scenes(
