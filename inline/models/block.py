@@ -1,3 +1,4 @@
+import torch
 from torch import Tensor, nn
 
 from inline.models.layers import DropPath, Mlp
@@ -21,5 +22,10 @@ class Block(nn.Module):
         """x (B, P + H·W, C) to the same shape."""
         normed = self.norm1(x)
         mixed = self.mixer(normed, hw, x) if self.mixer.takes_unnormed else self.mixer(normed, hw)
-        x = x + self.drop_path(mixed)
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = _add_branch(x, self.drop_path(mixed))
+        return _add_branch(x, self.drop_path(self.mlp(self.norm2(x))))
+
+
+def _add_branch(x: Tensor, branch: Tensor) -> Tensor:
+    """x + branch; where no gradient is wanted the branch's own numbers take the sum, for the cache's sake."""
+    return x + branch if torch.is_grad_enabled() else branch.add_(x)

@@ -3,7 +3,7 @@
     r_i = Σ_{t=1..9} w_t · v_{n_t(i)}
 
 with one 3×3 kernel w per image and channel, row by row, and zeros beyond the border. Prefix tokens
-(a class token) have no place on the map: they give nothing and get nothing.
+(a class token) have no place on the map: they give nothing and get nothing, and are left out of the result.
 """
 
 import torch
@@ -32,7 +32,7 @@ def local_residual(
         key_mask: (B, P + H·W), True for the tokens that take part; the others count as zero.
 
     Returns:
-        (B, P + H·W, C), zero at the prefix tokens.
+        (B, H·W, C).
     """
     prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
@@ -44,13 +44,11 @@ def local_residual(
         # Channels last is the layout that tokens have already, and that oneDNN is fastest in.
         maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels).permute(0, 3, 1, 2)
         out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
-        out = out.permute(0, 2, 3, 1).reshape(-1, batch, channels).transpose(0, 1)
-    else:
-        # torch's own depthwise kernel for GPUs wants channels first.
-        maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
-        out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
-        out = out.reshape(batch, channels, -1).transpose(1, 2)
-    return F.pad(out, (0, 0, prefix, 0)) if prefix else out
+        return out.permute(0, 2, 3, 1).reshape(-1, batch, channels).transpose(0, 1)
+    # torch's own depthwise kernel for GPUs wants channels first.
+    maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
+    out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
+    return out.reshape(batch, channels, -1).transpose(1, 2)
 
 
 def local_residual_naive(
@@ -65,7 +63,7 @@ def local_residual_naive(
     prefix = count_prefix(v.shape[1], hw)
     height, width = hw
     tokens = zero_masked(v, key_mask)[:, prefix:]
-    rows = [torch.zeros_like(v[:, 0]) for _ in range(prefix)]
+    rows = []
     for y in range(height):
         for x in range(width):
             total = torch.zeros_like(v[:, 0]) if bias is None else bias.expand_as(v[:, 0])

@@ -85,14 +85,21 @@ def the_weights_are_those_that_attend_applies(name: str) -> None:
 def the_output_is_attention_and_local_terms_projected(name: str) -> None:
     mixer, x = make(name), tokens(prefix=1)
     (part,) = mixer.parts(x, HW, x)
-    terms = [mixer.attend(part), mixer.local(part)]
+    terms = [mixer.local(part)]
     if mixer.lepe is not None:
         terms.append(mixer.lepe(part.v, HW, part.channels))
-    for term in terms[1:]:
+    expected = mixer.attend(part).detach().clone()
+    for term in terms:
         # A class token has no neighbours.
-        assert term is None or not term[:, 0].any()
-    expected = mixer.proj(sum(term for term in terms if term is not None))
+        if term is not None:
+            expected[:, 1:] += term
+    expected = mixer.proj(expected)
     torch.testing.assert_close(mixer(x, HW, x), expected, rtol=1e-10, atol=1e-12)
+    before = x.clone()
+    with torch.inference_mode():
+        torch.testing.assert_close(mixer(x, HW, x), expected, rtol=1e-10, atol=1e-12)
+    # Without gradients terms are added in place: never to what was handed in.
+    assert torch.equal(x, before)
 
 
 @contract

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inline.models.mixers import InLineMixer
@@ -56,9 +57,11 @@ def naive_forward(mixer: InLineMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
         out = inline_attention_naive(*own).transpose(1, 2).flatten(2)
         if mixer.residual is not None:
             kernels = mixer.residual(regions.cut(x).mean(dim=1))[:, channels]
-            out = out + local_residual_naive(cut[2], kernels, regions.window)
+            local = local_residual_naive(cut[2], kernels, regions.window)
+            out = out + F.pad(local, (0, 0, out.shape[1] - local.shape[1], 0))
         if mixer.lepe is not None:
-            out = out + mixer.lepe(cut[2], regions.window, channels)
+            lepe = mixer.lepe(cut[2], regions.window, channels)
+            out = out + F.pad(lepe, (0, 0, out.shape[1] - lepe.shape[1], 0))
         outs.append(regions.join(out))
     return mixer.proj(torch.cat(outs, dim=-1))
 

@@ -126,7 +126,7 @@ def test_local_residual_by_hand() -> None:
     weight[0, 0, 5], weight[0, 0, 7] = 1, 10
     right = [2, 3, 0, 5, 6, 0]
     below = [4, 5, 6, 0, 0, 0]
-    expected = [0.0] + [r + 10 * b for r, b in zip(right, below, strict=True)]
+    expected = [r + 10 * b for r, b in zip(right, below, strict=True)]
     assert local_residual(v, weight, (2, 3)).flatten().tolist() == expected
 
 

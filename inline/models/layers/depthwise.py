@@ -8,12 +8,11 @@ from inline.models.layers.maps import map_to_tokens, tokens_to_map
 def depthwise(v: Tensor, hw: tuple[int, int], weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Convolve each channel of v (B, P + h·w, C) with its kernel of weight (C, 1, side, side), side odd.
 
-    Zeros stand beyond the border. The P prefix tokens have no place on the map: the result is zero there.
+    Zeros stand beyond the border. The P prefix tokens have no place on the map: the result is (B, h·w, C).
     """
     prefix = v.shape[1] - hw[0] * hw[1]
     maps = tokens_to_map(v[:, prefix:], hw)
-    out = map_to_tokens(F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=v.shape[2]))
-    return F.pad(out, (0, 0, prefix, 0)) if prefix else out
+    return map_to_tokens(F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=v.shape[2]))
 
 
 def check_conv_size(conv_size: int | None) -> None:

@@ -11,6 +11,6 @@ class LocallyEnhancedPosition(nn.Module):
         self.conv = nn.Conv2d(dim, dim, kernel_size=3, padding=1, groups=dim)
 
     def forward(self, v: Tensor, hw: tuple[int, int], channels: slice) -> Tensor:
-        """v (B, P + h·w, c), which are these channels of all, to the same shape: zero at the prefix."""
+        """v (B, P + h·w, c), which are these channels of all, to (B, h·w, c)."""
         bias = None if self.conv.bias is None else self.conv.bias[channels]
         return depthwise(v, hw, self.conv.weight[channels], bias)

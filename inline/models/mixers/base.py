@@ -14,7 +14,7 @@ from inline.errors import UserError
 from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
 from inline.models.mixers.heads import split_heads
 from inline.ops.masking import zero_masked
-from inline.ops.places import ALL_QUERIES
+from inline.ops.places import ALL_QUERIES, add_to_map
 
 # Makes queries and keys once they are needed.
 MakeQK = Callable[[], tuple[Tensor, Tensor]]
@@ -146,7 +146,7 @@ class AttentionMixer(nn.Module, ABC):
         for part in self.parts(x, hw, unnormed):
             out = self.attend(part)
             for term in self.local_terms(part):
-                out = out + term
+                out = add_to_map(out, term)
             outs.append(part.regions.join(out))
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
 
@@ -188,11 +188,11 @@ class AttentionMixer(nn.Module, ABC):
         """What each query of a part gets by attention, (b, n, c)."""
 
     def local(self, part: Part) -> Tensor | None:  # noqa: ARG002 (for mixers that have one)
-        """What each token of a part gets from its neighbours besides, (b, n, c); None for nothing."""
+        """What each token of a part's map gets from its neighbours besides, (b, h·w, c); None for nothing."""
         return None
 
     def local_terms(self, part: Part) -> Iterator[Tensor]:
-        """All that is added to what a part gets by attention: ``local`` and LePE, each (b, n, c)."""
+        """All that is added to what a part's map gets by attention: ``local`` and LePE, each (b, h·w, c)."""
         local = self.local(part)
         if local is not None:
             yield local

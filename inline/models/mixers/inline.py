@@ -58,12 +58,18 @@ class InLineMixer(AttentionMixer):
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.takes_unnormed = residual and mean_before_norm
 
-    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
-        if not self._reads_tokens(x, self.regions(x, hw)[0]):
-            return super().project(x, hw)
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:  # noqa: ARG002 (for reduced maps)
+        # Values of their own: queries and keys may not be needed, and the residual wants them contiguous.
         dim, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
-        v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
-        return v, lambda: self.qkv(x)[..., : 2 * dim].chunk(2, dim=-1)
+
+        def make(rows: slice) -> Tensor:
+            return F.linear(x, weight[rows], None if bias is None else bias[rows])
+
+        def make_qk() -> tuple[Tensor, Tensor]:
+            q, k = make(slice(0, 2 * dim)).chunk(2, dim=-1)
+            return q, k
+
+        return make(slice(2 * dim, None)), make_qk
 
     def attend(self, part: Part) -> Tensor:
         if part.queries_of_x and self._reads_tokens(part.x, part.regions):
@@ -125,21 +131,20 @@ class ResidualKernel(nn.Module):
     def __init__(self, dim: int, groups: int) -> None:
         super().__init__()
         self.fc1 = nn.Conv1d(dim, dim, kernel_size=1, groups=groups)
-        self.act = nn.GELU()
         self.fc2 = nn.Conv1d(dim, 9 * dim, kernel_size=1, groups=groups)
 
     def forward(self, mean_token: Tensor) -> Tensor:
         """(B, C) → (B, C, 9)."""
-        return _grouped(self.fc2, self.act(_grouped(self.fc1, mean_token))).view(*mean_token.shape, 9)
+        own = mean_token.unflatten(1, (self.fc1.groups, -1)).transpose(0, 1)
+        kernels = _grouped(self.fc2, F.gelu(_grouped(self.fc1, own)))
+        return kernels.transpose(0, 1).reshape(*mean_token.shape, 9)
 
 
 def _grouped(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """What the convolution makes of sequences of one place, (B, in) → (B, out), as one product a group.
+    """What the convolution makes of sequences of one place, (groups, B, in) → (groups, B, out).
 
-    For maps so small a convolution spends its time on getting ready.
+    As one product a group: for maps so small a convolution spends its time on getting ready.
     """
     assert conv.bias is not None
-    groups = conv.groups
-    weight = conv.weight.view(groups, -1, x.shape[1] // groups).transpose(1, 2)
-    own = x.view(-1, groups, x.shape[1] // groups).transpose(0, 1)
-    return torch.baddbmm(conv.bias.view(groups, 1, -1), own, weight).transpose(0, 1).flatten(1)
+    weight = conv.weight.view(conv.groups, -1, x.shape[2]).transpose(1, 2)
+    return torch.baddbmm(conv.bias.view(conv.groups, 1, -1), x, weight)
