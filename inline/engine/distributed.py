@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict
 
+from inline.engine import gathering
 from inline.engine.config import walk_dicts
 from inline.errors import UserError
 
@@ -16,6 +17,7 @@ DEFAULT_PORT = '29500'
 def adapt_to_hardware(cfg: Config) -> None:
     """Change what only runs on a GPU, and start gloo if there are several processes and no GPU."""
     if cfg.launcher != 'none':
+        gathering.install()
         # BatchNorm's statistics differ by rank and only rank 0's are saved: make them equal first, so
         # that testing the saved checkpoint gives what validation gave.
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), ConfigDict(type='SyncBuffersHook')]
