@@ -1,0 +1,95 @@
+"""Short trainings on the digit scenes from which all chance is taken, for tests that compare them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.dist import is_distributed
+from mmengine.hooks import EMAHook, Hook
+from mmengine.runner import Runner
+from torch import Tensor
+
+from inline.engine.config import load_config, set_data_root
+from inline.engine.launch import build_runner
+from tests.conftest import ROOT
+from tests.engine.ranks import launcher, world_size
+
+CHANCE = ('RandomResizedCrop', 'RandomResize', 'RandomCrop', 'PhotoMetricDistortion')
+
+
+class Losses(Hook):
+    """Keeps every loss of this process."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def after_train_iter(
+        self,
+        runner: Runner,  # noqa: ARG002 (MMEngine's)
+        batch_idx: int,  # noqa: ARG002 (MMEngine's)
+        data_batch: Any = None,  # noqa: ARG002 (MMEngine's)
+        outputs: dict[str, Tensor] | None = None,
+    ) -> None:
+        assert outputs is not None
+        self.steps.append({name: value.item() for name, value in outputs.items() if 'loss' in name})
+
+
+def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> Config:
+    """A config of digits_quick for ten steps without chance, validation, checkpoints and pictures.
+
+    What is random by process cannot be the same in one and in several: augmentation and stochastic depth.
+    """
+    cfg = load_config(ROOT / 'configs' / 'digits_quick' / f'{name}.py')
+    set_data_root(cfg, digit_scenes.parent)
+    cfg.merge_from_dict(
+        {
+            'launcher': launcher(),
+            'work_dir': str(work_dir),
+            'train_cfg.max_iters': 10,
+            'train_dataloader.num_workers': 0,
+            'train_dataloader.persistent_workers': False,
+            'model.backbone.drop_path_rate': 0.0,
+            'default_hooks.checkpoint.save_last': False,
+            'visualizer.vis_backends': [],
+            **options,
+        }
+    )
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
+    pipeline = cfg.train_dataloader.dataset.pipeline
+    kept = [step for step in pipeline if step.type not in CHANCE]
+    if cfg.default_scope == 'mmpretrain':
+        kept.insert(1, {'type': 'Resize', 'scale': (32, 32)})
+    cfg.train_dataloader.dataset.pipeline = kept
+    return cfg
+
+
+def train(cfg: Config, total_batch: int) -> tuple[Runner, list[dict[str, float]]]:
+    """The runner after training, and the losses of every step as the mean over processes."""
+    cfg.train_dataloader.batch_size = total_batch // world_size()
+    runner = build_runner(cfg)
+    losses = Losses()
+    runner.register_hook(losses)
+    runner.train()
+    return runner, [_mean(step) for step in losses.steps]
+
+
+def weights(runner: Runner) -> dict[str, Tensor]:
+    """All that was learned, and its moving average if there is one, by names without a wrapper's."""
+    models = {'model': runner.model}
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook):
+            models['average'] = hook.ema_model.module
+    return {
+        f'{kind}.{name.removeprefix("module.")}': parameter.detach().clone()
+        for kind, model in models.items()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _mean(step: dict[str, float]) -> dict[str, float]:
+    values = torch.tensor(list(step.values()), dtype=torch.float64)
+    if is_distributed():
+        torch.distributed.all_reduce(values)
+    return dict(zip(step, (values / world_size()).tolist(), strict=True))
