@@ -6,7 +6,8 @@ MMEngine imports this module by itself when a config of any toolbox says ``type=
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
-from mmengine.registry import Registry
+from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
+from mmengine.registry import Registry, build_runner_from_cfg
 
 DATASETS = Registry(
     'dataset', parent=MMENGINE_DATASETS, scope='inline', locations=['inline.datasets.imagenet']
@@ -17,4 +18,11 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
     scope='inline',
     locations=['inline.engine.layer_decay'],
+)
+RUNNERS = Registry(
+    'runner',
+    build_func=build_runner_from_cfg,
+    parent=MMENGINE_RUNNERS,
+    scope='inline',
+    locations=['inline.engine.sharded'],
 )
