@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from mmengine.config import Config
@@ -38,13 +39,14 @@ class Losses(Hook):
 def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> Config:
     """A config of digits_quick for ten steps without chance, validation, checkpoints and pictures.
 
+    Read it before processes are forked, and once: that takes as long as the ten steps.
+
     What is random by process cannot be the same in one and in several: augmentation and stochastic depth.
     """
     cfg = load_config(ROOT / 'configs' / 'digits_quick' / f'{name}.py')
     set_data_root(cfg, digit_scenes.parent)
     cfg.merge_from_dict(
         {
-            'launcher': launcher(),
             'work_dir': str(work_dir),
             'train_cfg.max_iters': 10,
             'train_dataloader.num_workers': 0,
@@ -67,11 +69,14 @@ def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> 
 
 def train(cfg: Config, total_batch: int) -> tuple[Runner, list[dict[str, float]]]:
     """The runner after training, and the losses of every step as the mean over processes."""
+    cfg.launcher = launcher()
     cfg.train_dataloader.batch_size = total_batch // world_size()
-    runner = build_runner(cfg)
-    losses = Losses()
-    runner.register_hook(losses)
-    runner.train()
+    # Formatting the config for the log takes as long again.
+    with mock.patch.object(Config, 'pretty_text', ''):
+        runner = build_runner(cfg)
+        losses = Losses()
+        runner.register_hook(losses)
+        runner.train()
     return runner, [_mean(step) for step in losses.steps]
 
 

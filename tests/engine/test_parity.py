@@ -45,9 +45,10 @@ def assert_same_training(found: Trained, expected: Trained) -> None:
 @pytest.mark.parametrize('name', TASKS)
 def test_processes_train_as_one(name: str, digit_scenes: Path, tmp_path: Path) -> None:
     """Order of the data, mean of the losses and gradients, clipping, learning rate, moving average."""
+    cfg = short_run(name, digit_scenes, tmp_path / 'run', **TASKS[name])
 
     def work() -> Trained:
-        runner, losses = train(short_run(name, digit_scenes, tmp_path / 'run', **TASKS[name]), total_batch=4)
+        runner, losses = train(cfg, total_batch=4)
         return losses, weights(runner)
 
     alone = run_ranks(1, work, tmp_path / 'one')[0]
@@ -59,11 +60,12 @@ def test_processes_train_as_one(name: str, digit_scenes: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_steps_put_together_train_as_a_larger_batch(digit_scenes: Path, tmp_path: Path) -> None:
+    cfg = short_run('inline-pvt-nano_digits', digit_scenes, tmp_path / 'run')
+    # Schedules count the small steps, so that a fair comparison has none.
+    cfg.param_scheduler = None
+
     def work(total_batch: int, steps: int, together: int) -> Trained:
-        cfg = short_run('inline-pvt-nano_digits', digit_scenes, tmp_path / 'run')
         cfg.merge_from_dict({'train_cfg.max_iters': steps, 'optim_wrapper.accumulative_counts': together})
-        # Schedules count the small steps, so that a fair comparison has none.
-        cfg.param_scheduler = None
         runner, losses = train(cfg, total_batch)
         sums = [losses[i : i + together] for i in range(0, steps, together)]
         means = [{'loss': sum(step['loss'] for step in some) / together} for some in sums]
@@ -95,7 +97,9 @@ def test_in_one_process_the_losses_are_the_toolboxes_own() -> None:
             in_channels=8,
             feat_channels=8,
             stacked_convs=1,
-            train_cfg=ConfigDict(assigner=assigner, sampler={'type': 'PseudoSampler'}, allowed_border=-1),
+            train_cfg=ConfigDict(
+                assigner=assigner, sampler={'type': 'PseudoSampler'}, allowed_border=-1, pos_weight=-1
+            ),
         )
         losses.append(head.loss_by_feat(*head(features), [objects], [image]))
     for name, parts in losses[0].items():

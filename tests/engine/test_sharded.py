@@ -30,9 +30,9 @@ BACKBONE = {
 SHARDED = 'inline.ShardedRunner'
 
 
-def make_config(digit_scenes: Path, work_dir: Path, runner_type: str) -> Config:
+def make_config(digit_scenes: Path, work_dir: Path) -> Config:
     cfg = short_run('inline-pvt-nano_digits', digit_scenes, work_dir, **{'model.backbone': BACKBONE})
-    cfg.merge_from_dict({'runner_type': runner_type, 'train_cfg.max_iters': 4})
+    cfg.merge_from_dict({'runner_type': SHARDED, 'train_cfg.max_iters': 4})
     cfg.default_hooks.checkpoint.update(interval=2, max_keep_ckpts=-1)
     return cfg
 
@@ -46,8 +46,10 @@ def local_bytes(tensors: Iterable[Tensor]) -> int:
 def test_shared_weights_train_alike_in_half_the_memory_and_go_on_anywhere(
     digit_scenes: Path, tmp_path: Path
 ) -> None:
+    cfg = make_config(digit_scenes, tmp_path)
+
     def work(runner_type: str, folder: str, go_on_from: Path | None = None) -> dict[str, Any]:
-        cfg = make_config(digit_scenes, tmp_path / folder, runner_type)
+        cfg.merge_from_dict({'runner_type': runner_type, 'work_dir': str(tmp_path / folder)})
         if go_on_from is not None:
             cfg.merge_from_dict({'resume': True, 'load_from': str(go_on_from)})
         runner, losses = train(cfg, total_batch=4)
@@ -92,7 +94,7 @@ def test_shared_weights_train_alike_in_half_the_memory_and_go_on_anywhere(
 
 def test_a_moving_average_of_shared_weights_is_refused(digit_scenes: Path, tmp_path: Path) -> None:
     def work() -> str:
-        cfg = make_config(digit_scenes, tmp_path / 'run', SHARDED)
+        cfg = make_config(digit_scenes, tmp_path / 'run')
         cfg.custom_hooks = [{'type': 'EMAHook'}]
         with pytest.raises(UserError) as caught:
             train(cfg, total_batch=4)
