@@ -1,8 +1,8 @@
 """Detection whose loss does not depend on how a batch is spread over processes.
 
 mmdet divides RetinaNet's loss by the positive anchors of each process by itself, so that an image with few
-objects counts for more if it is alone. Recipes keep that; a config that wants one process and many to
-train alike writes ``bbox_head=dict(type='inline.detection.RetinaHead')``.
+objects counts for more if it is alone. The recipes for COCO keep that; a config that wants one process and
+many to train alike, as those for digits do, writes ``bbox_head=dict(type='inline.detection.RetinaHead')``.
 """
 
 from typing import Any

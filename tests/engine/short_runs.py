@@ -49,6 +49,8 @@ def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> 
         {
             'work_dir': str(work_dir),
             'train_cfg.max_iters': 10,
+            # One token alone leaves queries and keys no gradient but rounding, which AdamW would magnify.
+            'optim_wrapper.optimizer.eps': 1e-5,
             'train_dataloader.num_workers': 0,
             'train_dataloader.persistent_workers': False,
             'model.backbone.drop_path_rate': 0.0,
