@@ -4,14 +4,17 @@ MMEngine imports this module by itself when a config of any toolbox says ``type=
 """
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
+from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry, build_runner_from_cfg
 
 DATASETS = Registry(
     'dataset', parent=MMENGINE_DATASETS, scope='inline', locations=['inline.datasets.imagenet']
 )
+HOOKS = Registry('hook', parent=MMENGINE_HOOKS, scope='inline', locations=['inline.engine.bad_data'])
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='inline', locations=['inline.openmmlab'])
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     'optimizer wrapper constructor',
@@ -25,4 +28,7 @@ RUNNERS = Registry(
     parent=MMENGINE_RUNNERS,
     scope='inline',
     locations=['inline.engine.sharded'],
+)
+TRANSFORMS = Registry(
+    'transform', parent=MMENGINE_TRANSFORMS, scope='inline', locations=['inline.datasets.reading']
 )

@@ -1,8 +1,7 @@
 """What a user's own data set says about itself: classes, number of images, colours, where things are."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.colors import hsv_to_rgb
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
+from inline.datasets.coco_check import read_tables
 from inline.errors import UserError
 
 SPLITS = ('train', 'val')
@@ -98,7 +98,7 @@ def read_coco_format(root: Path) -> CocoFormat:
         split: _first(root, (name.format(split=split) for name in _COCO_FILES), f'annotations of {split}')
         for split in SPLITS
     }
-    contents = {split: _read_json(root / files[split]) for split in SPLITS}
+    contents = {split: read_tables(root / files[split]) for split in SPLITS}
     folders = {split: _folder_of(root, split, contents[split]['images'], files[split]) for split in SPLITS}
     train = contents['train']
     used = {annotation['category_id'] for annotation in train['annotations']}
@@ -167,24 +167,7 @@ def _first(root: Path, names: Iterable[str], what: str) -> str:
     raise UserError(f'{str(root)!r} has no {what}: looked for {", ".join(tried)}')
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f'{str(path)!r} is not JSON: {error}') from error
-    missing = [
-        key
-        for key in ('images', 'annotations', 'categories')
-        if not isinstance(content, dict) or key not in content
-    ]
-    if missing:
-        raise UserError(f"{str(path)!r} has no {missing[0]!r}: it is not in COCO's format")
-    if not content['images']:
-        raise UserError(f'{str(path)!r} lists no images')
-    return content
-
-
-def _folder_of(root: Path, split: str, images: list[Mapping[str, Any]], file: str) -> str:
+def _folder_of(root: Path, split: str, images: Sequence[Mapping[str, Any]], file: str) -> str:
     """The folder that file names are relative to: the first in which the first image is."""
     folders = [name.format(split=split) for name in _COCO_FOLDERS]
     name = images[0]['file_name']

@@ -12,6 +12,7 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from inline.engine.bad_data import guard_data
 from inline.engine.config import (
     CfgOptions,
     check_checkpoint,
@@ -94,6 +95,7 @@ def train(args: argparse.Namespace) -> None:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
     check_paths(cfg, ('train_dataloader', 'val_dataloader'))
+    guard_data(cfg, ('train_dataloader', 'val_dataloader'))
     build_runner(cfg).train()
 
 
@@ -114,6 +116,7 @@ def test(args: argparse.Namespace) -> None:
     if args.show_dir is not None:
         draw_predictions(cfg, args.show_dir)
     check_paths(cfg, ('test_dataloader',))
+    guard_data(cfg, ('test_dataloader',))
     runner = build_runner(cfg)
     check_whole(_unwrap(runner.model), args.checkpoint)
     runner.test()
