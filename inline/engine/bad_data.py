@@ -1,5 +1,6 @@
 """Every kind of bad data gets its defined outcome, whatever config is run. See ``docs/bad_data.md``."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,10 @@ def guard_data(cfg: Config, dataloaders: tuple[str, ...]) -> None:
     if 'train_dataloader' in dataloaders:
         hook = ConfigDict(type='inline.BadDataHook', folder=str(folder), notes=notes)
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-    if is_main_process():
-        for path in folder.glob('dataset_*_rank_*.txt'):
-            path.unlink()
+    # No process reads data before all of them are here, so none loses what another wrote.
+    for path in folder.glob('dataset_*_rank_*.txt'):
+        path.unlink(missing_ok=True)
+    if os.environ.get('RANK', '0') == '0':
         for note in notes:
             print(note, flush=True)
 

@@ -105,6 +105,7 @@ def test_training_leaves_out_what_cannot_be_read_and_says_so(data: Path, tmp_pat
         '--work-dir',
         tmp_path / 'work',
         *options(data / 'classification', 2),
+        timeout=1200,
     )
     out = done.stdout + done.stderr
     assert done.returncode == 0, out[-3000:]
