@@ -10,17 +10,23 @@ check_count() { # NAME VALUE LOWEST
     [[ $2 =~ ^[0-9]+$ ]] && [ "$2" -ge "$3" ] || fail "$1 is '$2': must be a whole number, at least $3"
 }
 
-launch() { # NPROC SCRIPT ARGUMENTS…
-    local nproc=$1
-    shift
-    local nnodes=${NNODES:-1} node_rank=${NODE_RANK:-0} port=${PORT:-29500}
+launch() { # MAX_RESTARTS NPROC SCRIPT ARGUMENTS…
+    local max_restarts=$1 nproc=$2
+    shift 2
+    local nnodes=${NNODES:-1} node_rank=${NODE_RANK:-0} port=${PORT:-29500} rejoin=${REJOIN_SECONDS:-600}
+    check_count MAX_RESTARTS "$max_restarts" 0
     check_count NPROC "$nproc" 1
     check_count NNODES "$nnodes" 1
     check_count NODE_RANK "$node_rank" 0
     check_count PORT "$port" 1
+    check_count REJOIN_SECONDS "$rejoin" 1
+    check_count GRACE_SECONDS "${GRACE_SECONDS:-1}" 1
     [ "$node_rank" -lt "$nnodes" ] || fail "NODE_RANK is '$node_rank': must be below NNODES, which is $nnodes"
     # One thread a process unless told otherwise: torchrun's own default, without its warning.
-    OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "${PYTHON:-python}" -m torch.distributed.run \
-        --nnodes "$nnodes" --node_rank "$node_rank" --nproc_per_node "$nproc" \
-        --master_addr "${MASTER_ADDR:-127.0.0.1}" --master_port "$port" "$@"
+    # exec: a signal for this script must reach the agent, not a shell that waits for it.
+    OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} exec "${PYTHON:-python}" -m inline.engine.agent \
+        --nnodes "$nnodes" --nproc_per_node "$nproc" --max_restarts "$max_restarts" \
+        --rdzv_backend c10d --rdzv_endpoint "${MASTER_ADDR:-127.0.0.1}:$port" --rdzv_id inline \
+        --rdzv_conf "is_host=$((node_rank == 0)),join_timeout=$rejoin" \
+        ${LOCAL_ADDR:+--local_addr "$LOCAL_ADDR"} "$@"
 }

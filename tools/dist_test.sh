@@ -10,4 +10,4 @@ config=$1 checkpoint=$2 nproc=$3
 shift 3
 check_file config "$config"
 check_file checkpoint "$checkpoint"
-launch "$nproc" "$root/tools/test.py" "$config" "$checkpoint" --launcher pytorch "$@"
+launch 0 "$nproc" "$root/tools/test.py" "$config" "$checkpoint" --launcher pytorch "$@"

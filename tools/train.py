@@ -2,10 +2,12 @@
 """Train the model of a config. Which toolbox trains it, the config says."""
 
 from inline.compat import prepare
+from inline.engine.signals import stop_request
 from inline.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
+    stop_request.watch()
     prepare()
     from inline.engine.launch import add_common_arguments, train
 

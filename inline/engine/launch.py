@@ -23,6 +23,7 @@ from inline.engine.config import (
 )
 from inline.engine.distributed import adapt_to_hardware
 from inline.engine.finetune import fit_to_own_data
+from inline.engine.preemption import prepare_for_stops
 from inline.engine.pretrained import check_whole
 from inline.engine.safe_loading import install as install_safe_loading
 from inline.errors import UserError
@@ -96,7 +97,9 @@ def train(args: argparse.Namespace) -> None:
         cfg.load_from = None if args.resume == 'auto' else args.resume
     check_paths(cfg, ('train_dataloader', 'val_dataloader'))
     guard_data(cfg, ('train_dataloader', 'val_dataloader'))
-    build_runner(cfg).train()
+    runner = build_runner(cfg)
+    prepare_for_stops(runner)
+    runner.train()
 
 
 def test(args: argparse.Namespace) -> None:

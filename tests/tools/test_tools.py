@@ -2,7 +2,6 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,24 +117,6 @@ def test_one_process_and_two_measure_what_validation_measured(
     for folder in ('one', 'two'):
         assert newest_json(tmp_path / folder)['accuracy/top1'] == validated
     assert predictions.stat().st_size > 0
-
-
-@pytest.mark.slow
-def test_two_nodes_train_together(digit_scenes: Path, tmp_path: Path) -> None:
-    """Two launchers as on two machines, each with one process, that meet on this one."""
-    options = ['--work-dir', tmp_path, *classification(digit_scenes)]
-    with ThreadPoolExecutor() as pool:
-        nodes = [
-            pool.submit(
-                run_tool, 'tools/dist_train.sh', CLASSIFIER, '1', *options,
-                NNODES='2', NODE_RANK=str(rank), MASTER_ADDR='127.0.0.1', PORT='29613',
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-    for node in nodes:
-        assert node.result().returncode == 0, node.result().stderr[-3000:]
-    assert [line['step'] for line in scalars(tmp_path) if 'loss' in line] == [1, 2]
-    assert re.search(r'GPU number: 2|world_size.*2', max(tmp_path.glob('*/*.log')).read_text())
 
 
 @pytest.mark.slow

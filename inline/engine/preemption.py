@@ -1,0 +1,162 @@
+"""Stopping a training so that nothing is lost, and going on after a restart.
+
+A hook in every training of tools/train.py saves and leaves when a signal asked for it; all processes agree
+on the step. A training that a launcher started again goes on from its own newest checkpoint, without
+``--resume``.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from mmengine.dist import all_reduce, barrier, broadcast_object_list, get_rank, is_main_process
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
+from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
+
+from inline.engine.signals import PREEMPTED, RESTARTED, signal_name, stop_request
+
+# One name, so that a run that is stopped a hundred times keeps one such file.
+CHECKPOINT_NAME = 'preempted.pth'
+# An empty file in the work directory: checkpoints that are newer belong to the run that made it.
+STARTED_NAME = 'started'
+
+
+def prepare_for_stops(runner: Runner) -> None:
+    """Let the runner save and leave when a signal asks for it, and go on if this is a restart."""
+    runner.register_hook(PreemptionHook(), priority='LOWEST')
+    resume_after_restart(runner)
+
+
+class PreemptionHook(Hook):
+    """Saves a checkpoint and leaves after the step, or the batch of validation, in which a signal came.
+
+    It must run after all other hooks: schedulers have stepped then, and averages are up to date. A validation
+    that was broken off, or had not begun, is made up for when the training is resumed.
+    """
+
+    def __init__(self) -> None:
+        self._validation_due = False
+        self._shared_batches = 0
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        self._validation_due = bool(runner._resume and checkpoint.get('meta', {}).get('validation_due'))
+
+    def before_train(self, runner: Runner) -> None:
+        stop_request.at_once = False
+        if self._validation_due and runner.val_loop is not None:
+            runner.val_loop.run()
+
+    # MMEngine also hands over the batch and the outputs, here and below.
+    def after_train_iter(self, runner: Runner, batch_idx: int, **_: object) -> None:
+        # After the last step of an epoch or before a validation the loops have more to do: the next chance
+        # to stop comes with the validation, or one step later.
+        if not self._more_follows(runner, batch_idx) and (signum := agreed_signal()):
+            self._stop(runner, signum, runner.epoch, runner.iter + 1)
+
+    def before_val(self, runner: Runner) -> None:
+        if signum := agreed_signal():
+            self._stop(runner, signum, runner.epoch, runner.iter, validation_due=True)
+        # Uneven shards: some ranks have a batch more, in which nobody would answer them.
+        self._shared_batches = _lowest(len(runner.val_dataloader))
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, **_: object) -> None:
+        if batch_idx < self._shared_batches and (signum := agreed_signal()):
+            for hook in runner.hooks:
+                if isinstance(hook, EMAHook):
+                    # Averaged weights stand in the model while it validates: put its own back.
+                    hook.after_val_epoch(runner)
+            self._stop(runner, signum, runner.epoch, runner.iter, validation_due=True)
+
+    def after_val(self, runner: Runner) -> None:
+        if signum := agreed_signal():
+            self._stop(runner, signum, runner.epoch, runner.iter)
+
+    def _more_follows(self, runner: Runner, batch_idx: int) -> bool:
+        loop = runner.train_loop
+        if isinstance(loop, EpochBasedTrainLoop):
+            return self.end_of_epoch(runner.train_dataloader, batch_idx)
+        step = runner.iter + 1
+        validates = runner.val_loop is not None and step >= loop.val_begin and step % loop.val_interval == 0
+        return validates or step == runner.max_iters
+
+    def _stop(self, runner: Runner, signum: int, epoch: int, step: int, validation_due: bool = False) -> None:
+        path = _save(runner, {'epoch': epoch, 'iter': step, 'validation_due': validation_due})
+        # A launcher may end all processes when the first one leaves: not before the file is whole.
+        barrier()
+        runner.logger.info(
+            f'stopped by {signal_name(signum)} after step {step}: go on with --resume from {path}'
+        )
+        stop_request.ignore()
+        raise SystemExit(exit_code())
+
+
+def exit_code() -> int:
+    """What this process tells its launcher: 75, except for the higher ranks of srun and mpirun.
+
+    Those launchers end all others when one process fails, and report the highest code. torchrun's agents
+    decide for the workers of their own machine, so each of these says it.
+    """
+    return PREEMPTED if is_main_process() or 'TORCHELASTIC_RUN_ID' in os.environ else 0
+
+
+def agreed_signal() -> int:
+    """A signal that any process received, the same for all of them; 0 if none did."""
+    signum = torch.tensor(stop_request.signum)
+    all_reduce(signum, 'max')
+    return int(signum)
+
+
+def _lowest(count: int) -> int:
+    """The lowest of all processes' numbers."""
+    lowest = torch.tensor(count)
+    all_reduce(lowest, 'min')
+    return int(lowest)
+
+
+def _save(runner: Runner, meta: dict) -> str:
+    """Write a checkpoint where the run's others are, with all that resuming needs; return its path."""
+    hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+    folder = runner.work_dir if hook is None else hook.out_dir
+    backend_args = None if hook is None else hook.backend_args
+    path = os.path.join(folder, CHECKPOINT_NAME)
+    runner.message_hub.update_info('last_ckpt', path)
+    runner.save_checkpoint(folder, CHECKPOINT_NAME, meta=meta, backend_args=backend_args)
+    if is_main_process():
+        (Path(runner.work_dir) / 'last_checkpoint').write_text(path)
+    return path
+
+
+def resume_after_restart(runner: Runner) -> None:
+    """Go on from the newest checkpoint that this run has written, if a launcher started it again.
+
+    What an earlier run left in the same folder does not count: without a checkpoint of its own the run
+    starts as its flags say.
+    """
+    restarted = torch.tensor(int(is_restart()))
+    # A machine that came back does not know that the others have been here before.
+    all_reduce(restarted, 'max')
+    path: list[str | None] = [None]
+    if get_rank() == 0:
+        started = Path(runner.work_dir) / STARTED_NAME
+        if restarted:
+            path = [_newest_since(started)]
+        else:
+            started.touch()
+    broadcast_object_list(path)
+    if path[0] is not None:
+        runner.logger.info(f'started again: going on from {path[0]}')
+        runner._resume, runner._load_from = True, path[0]
+
+
+def is_restart() -> bool:
+    """Whether torchrun, our agent or SLURM has started this training before."""
+    counts = (os.environ.get(name, '0') for name in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'))
+    return RESTARTED in os.environ or any(int(count) > 0 for count in counts)
+
+
+def _newest_since(started: Path) -> str | None:
+    newest = find_latest_checkpoint(str(started.parent))
+    if newest is None or not started.is_file() or not os.path.isfile(newest):
+        return None
+    # Both times were taken by the same file system: clocks of several machines don't matter.
+    return newest if os.path.getmtime(newest) >= started.stat().st_mtime else None

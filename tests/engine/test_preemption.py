@@ -1,0 +1,254 @@
+"""Stopping and going on, with a small model in MMEngine's runner, in this process or two forked ones."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import Dataset
+
+from inline.engine.preemption import (
+    CHECKPOINT_NAME,
+    STARTED_NAME,
+    agreed_signal,
+    is_restart,
+    prepare_for_stops,
+)
+from inline.engine.signals import PREEMPTED, RESTARTED, STOP_SIGNALS, stop_request
+
+LAUNCHERS = ('RANK', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT', RESTARTED)
+
+
+@pytest.fixture(autouse=True)
+def no_signal_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    stop_request.signum = 0
+    handlers = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+    stop_request.signum = 0
+
+
+class Numbers(Dataset):
+    """Ten pairs of numbers and their sums."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pair = torch.tensor([index / 10, 1 - index / 5])
+        return pair, pair.sum(0, keepdim=True)
+
+
+class Line(BaseModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, pairs: torch.Tensor, sums: torch.Tensor, mode: str = 'tensor') -> object:
+        out = self.layer(pairs)
+        return {'loss': (out - sums).square().mean()} if mode == 'loss' else list(out)
+
+
+class Counted(BaseMetric):
+    """How many predictions were validated."""
+
+    def process(self, data_batch: object, data_samples: list) -> None:  # noqa: ARG002
+        self.results += data_samples
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        return {'images': len(results)}
+
+
+class SignalAt(Hook):
+    """A signal that comes in a step, or in a batch of the nth validation."""
+
+    def __init__(self, step: int = 0, validation: int = 0, batch: int = 0) -> None:
+        self.step, self.validation, self.batch = step, validation, batch
+        self.validations: list[float] = []
+
+    def before_train_iter(self, runner: Runner, **_: object) -> None:
+        if runner.iter + 1 == self.step:
+            stop_request.signum = signal.SIGUSR1
+
+    def before_val_iter(self, runner: Runner, batch_idx: int, **_: object) -> None:  # noqa: ARG002
+        if len(self.validations) + 1 == self.validation and batch_idx == self.batch:
+            stop_request.signum = signal.SIGTERM
+
+    def after_val_epoch(self, runner: Runner, metrics: dict) -> None:  # noqa: ARG002
+        self.validations.append(metrics['images'])
+
+
+def make_runner(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool = False) -> Runner:
+    """Ten steps of two pairs each, or two epochs of five: a scheduler, an average, two validations."""
+    torch.manual_seed(0)
+    sampler = {'type': 'DefaultSampler' if by_epoch else 'InfiniteSampler', 'shuffle': True}
+    collate = {'type': 'default_collate'}
+    loader = {'dataset': Numbers(), 'batch_size': 2, 'num_workers': 0, 'collate_fn': collate}
+    train_cfg = {'by_epoch': True, 'max_epochs': 2} if by_epoch else {'by_epoch': False, 'max_iters': 10}
+    return Runner(
+        model=Line(),
+        work_dir=str(folder),
+        experiment_name=os.urandom(8).hex(),
+        train_dataloader={**loader, 'sampler': sampler},
+        val_dataloader={**loader, 'sampler': {'type': 'DefaultSampler', 'shuffle': False, 'round_up': False}},
+        train_cfg={**train_cfg, 'val_interval': 1 if by_epoch else 5},
+        val_cfg={},
+        val_evaluator={'type': Counted},
+        optim_wrapper={'optimizer': {'type': 'AdamW', 'lr': 0.1}},
+        param_scheduler={'type': 'CosineAnnealingLR', 'by_epoch': False, 'T_max': 10},
+        default_hooks={'checkpoint': {'type': 'CheckpointHook', 'by_epoch': by_epoch, 'interval': 100}},
+        custom_hooks=[{'type': 'EMAHook', 'momentum': 0.3}, hook],
+        randomness={'seed': 0},
+        resume=resume,
+        log_level='WARNING',
+    )
+
+
+def train(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool = False) -> dict[str, torch.Tensor]:
+    """All weights and averages at the end of a training that may be resumed."""
+    runner = make_runner(folder, hook, by_epoch, resume)
+    prepare_for_stops(runner)
+    runner.train()
+    averages = next(h for h in runner.hooks if type(h).__name__ == 'EMAHook').ema_model.state_dict()
+    return {**runner.model.state_dict(), **{f'ema.{key}': value for key, value in averages.items()}}
+
+
+def meta(folder: Path) -> dict:
+    assert (folder / 'last_checkpoint').read_text() == str(folder / CHECKPOINT_NAME)
+    return torch.load(folder / CHECKPOINT_NAME, weights_only=False)['meta']
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        assert torch.equal(value, right[key]), key
+
+
+STOPS: dict[str, tuple[SignalAt, bool, tuple[int, int, bool], list[float]]] = {
+    # where the signal comes; by epoch or not; epoch, step and due validation saved; validations after it
+    'in a step': (SignalAt(step=3), False, (0, 3, False), [10, 10]),
+    'in the step before a validation': (SignalAt(step=5), False, (0, 5, True), [10, 10]),
+    'in the last step': (SignalAt(step=10), False, (0, 10, True), [10]),
+    'in a validation': (SignalAt(validation=1, batch=2), False, (0, 5, True), [10, 10]),
+    'in the last batch of a validation': (SignalAt(validation=1, batch=4), False, (0, 5, True), [10, 10]),
+    'in the last validation': (SignalAt(validation=2, batch=1), False, (0, 10, True), [10]),
+    'in the last step of an epoch': (SignalAt(step=5), True, (1, 5, True), [10, 10]),
+    'in the validation of an epoch': (SignalAt(validation=1, batch=2), True, (1, 5, True), [10, 10]),
+}
+
+
+@pytest.mark.parametrize('stop', STOPS)
+def test_a_stopped_training_ends_as_if_it_had_not_been(stop: str, tmp_path: Path) -> None:
+    """Weights, their averages and validations, wherever the signal came."""
+    hook, by_epoch, saved, validations_left = STOPS[stop]
+    whole = train(tmp_path / 'whole', SignalAt(), by_epoch)
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path / 'stopped', hook, by_epoch)
+    assert ended.value.code == PREEMPTED
+    told = meta(tmp_path / 'stopped')
+    assert (told['epoch'], told['iter'], told['validation_due']) == saved
+    stop_request.signum = 0
+    after = SignalAt()
+    assert_equal(whole, train(tmp_path / 'stopped', after, by_epoch, resume=True))
+    assert after.validations == validations_left
+
+
+RESTARTS: dict[str, dict[str, str]] = {
+    'by torchrun': {'TORCHELASTIC_RESTART_COUNT': '1'},
+    'by our agent': {'TORCHELASTIC_RESTART_COUNT': '0', RESTARTED: '1'},
+    'by SLURM': {'SLURM_RESTART_COUNT': '2'},
+}
+
+
+@pytest.mark.parametrize('who', RESTARTS)
+def test_a_training_that_is_started_again_goes_on_by_itself(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tmp_path / 'whole', SignalAt())
+    with pytest.raises(SystemExit):
+        train(tmp_path / 'run', SignalAt(step=7))
+    stop_request.signum = 0
+    for name, value in RESTARTS[who].items():
+        monkeypatch.setenv(name, value)
+    assert is_restart()
+    again = SignalAt(step=7)
+    assert_equal(whole, train(tmp_path / 'run', again))
+    # Step 7 was not repeated: no signal came, and one validation was left.
+    assert again.validations == [10]
+
+
+def test_a_restart_leaves_an_older_run_in_the_same_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        train(tmp_path, SignalAt(step=3))
+    stop_request.signum = 0
+    # The next run began later and died before its first checkpoint.
+    later = (tmp_path / CHECKPOINT_NAME).stat().st_mtime + 10
+    os.utime(tmp_path / STARTED_NAME, (later, later))
+    monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+    from_the_start = SignalAt(step=1)
+    with pytest.raises(SystemExit):
+        train(tmp_path, from_the_start)
+    assert meta(tmp_path)['iter'] == 1
+
+
+def in_two_processes(folder: Path, work: Callable[[int], int]) -> list[int]:
+    """Exit codes of two forked processes that are joined by gloo."""
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        code = 99
+        try:
+            dist.init_process_group('gloo', f'file://{folder / "meeting"}', rank=rank, world_size=2)
+            code = work(rank)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        finally:
+            os._exit(code)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def test_processes_agree_when_one_of_them_got_the_signal(tmp_path: Path) -> None:
+    def work(rank: int) -> int:
+        stop_request.signum = signal.SIGUSR1 if rank == 1 else 0
+        return agreed_signal()
+
+    assert in_two_processes(tmp_path, work) == [signal.SIGUSR1] * 2
+
+
+@pytest.mark.parametrize(('torchrun', 'codes'), [(True, [PREEMPTED] * 2), (False, [PREEMPTED, 0])])
+@pytest.mark.parametrize(('signalled', 'batch', 'due'), [(1, 1, True), (0, 2, False)])
+def test_two_processes_leave_a_validation_together(
+    signalled: int, batch: int, due: bool, torchrun: bool, codes: list[int],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nine images: five for the first rank, in three batches, four for the second, in two.
+
+    In a batch that both have they leave the validation; in one that the second lacks, after it.
+    """
+    if torchrun:
+        monkeypatch.setenv('TORCHELASTIC_RUN_ID', 'x')
+    monkeypatch.setattr(Numbers, '__len__', lambda _: 9)
+
+    def work(rank: int) -> int:
+        train(tmp_path, SignalAt(validation=1, batch=batch) if rank == signalled else SignalAt())
+        return 0
+
+    assert in_two_processes(tmp_path, work) == codes
+    told = meta(tmp_path)
+    assert (told['iter'], told['validation_due']) == (5, due)
