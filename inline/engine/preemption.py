@@ -14,6 +14,7 @@ from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
 
 from inline.engine.signals import PREEMPTED, RESTARTED, signal_name, stop_request
+from inline.errors import UserError
 
 # One name, so that a run that is stopped a hundred times keeps one such file.
 CHECKPOINT_NAME = 'preempted.pth'
@@ -44,6 +45,7 @@ class PreemptionHook(Hook):
     def before_train(self, runner: Runner) -> None:
         stop_request.at_once = False
         if self._validation_due and runner.val_loop is not None:
+            self._validation_due = False
             runner.val_loop.run()
 
     # MMEngine also hands over the batch and the outputs, here and below.
@@ -80,12 +82,15 @@ class PreemptionHook(Hook):
         return validates or step == runner.max_iters
 
     def _stop(self, runner: Runner, signum: int, epoch: int, step: int, validation_due: bool = False) -> None:
-        path = _save(runner, {'epoch': epoch, 'iter': step, 'validation_due': validation_due})
+        path, error = _save(runner, {'epoch': epoch, 'iter': step, 'validation_due': validation_due})
         # A launcher may end all processes when the first one leaves: not before the file is whole.
         barrier()
-        runner.logger.info(
-            f'stopped by {signal_name(signum)} after step {step}: go on with --resume from {path}'
-        )
+        stopped = f'stopped by {signal_name(signum)} after step {step}'
+        if error is not None:
+            raise UserError(
+                f'{stopped}, but {path} could not be saved: {error}; --resume goes on from the one before'
+            )
+        runner.logger.info(f'{stopped}: go on with --resume from {path}')
         stop_request.ignore()
         raise SystemExit(exit_code())
 
@@ -113,17 +118,27 @@ def _lowest(count: int) -> int:
     return int(lowest)
 
 
-def _save(runner: Runner, meta: dict) -> str:
-    """Write a checkpoint where the run's others are, with all that resuming needs; return its path."""
+def _save(runner: Runner, meta: dict) -> tuple[str, str | None]:
+    """Write a checkpoint where the run's others are, with all that resuming needs.
+
+    Returns its path and, the same for all processes, why it could not be written.
+    """
     hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
     folder = runner.work_dir if hook is None else hook.out_dir
     backend_args = None if hook is None else hook.backend_args
     path = os.path.join(folder, CHECKPOINT_NAME)
+    error: list[str | None] = [None]
     runner.message_hub.update_info('last_ckpt', path)
-    runner.save_checkpoint(folder, CHECKPOINT_NAME, meta=meta, backend_args=backend_args)
-    if is_main_process():
-        (Path(runner.work_dir) / 'last_checkpoint').write_text(path)
-    return path
+    try:
+        runner.save_checkpoint(folder, CHECKPOINT_NAME, meta=meta, backend_args=backend_args)
+        if is_main_process():
+            whole = Path(runner.work_dir, 'last_checkpoint.part')
+            whole.write_text(path)
+            whole.replace(whole.with_suffix(''))
+    except OSError as failure:
+        error = [failure.strerror or str(failure)]
+    broadcast_object_list(error)
+    return path, error[0]
 
 
 def resume_after_restart(runner: Runner) -> None:

@@ -18,6 +18,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # sysexits.h calls it EX_TEMPFAIL, "try again later". It is no code that Python, a shell or a signal gives.
 PREEMPTED = 75
 
+# How long data workers stay after a signal to all processes of a job, at the most.
+WORKER_SECONDS = 300
+
 # In the environment of workers that our agent (inline/engine/agent.py) starts again.
 RESTARTED = 'INLINE_RESTARTED'
 
@@ -46,7 +49,7 @@ class StopRequest:
         os.register_at_fork(after_in_child=_obey_the_parent_only)
 
     def ignore(self) -> None:
-        """Let no signal change the exit code any more. The interpreter drops handlers at its end, not this."""
+        """Let no signal change the exit code any more: the interpreter drops handlers early, but not this."""
         for signum in STOP_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
 
@@ -81,8 +84,13 @@ def _obey_the_parent_only() -> None:
 
 
 def _wait_for_the_parent() -> None:
-    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
-        pass
+    """End this process when its parent asks for it, or long after somebody else did.
+
+    A signal that comes while the same one is waiting to be taken is lost, the parent's as well as any.
+    """
+    info = signal.sigwaitinfo(STOP_SIGNALS)
+    while info is not None and info.si_pid != os.getppid():
+        info = signal.sigtimedwait(STOP_SIGNALS, WORKER_SECONDS)
     os._exit(0)
 
 

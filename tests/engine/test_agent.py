@@ -19,12 +19,15 @@ folder = Path(sys.argv[1])
 rank, restarted = os.environ['RANK'], os.environ.get('INLINE_RESTARTED', '0')
 with open(folder / 'starts', 'a') as log:
     print(rank, restarted, file=log)
+(folder / f'up{rank}{restarted}').touch()
+while not (folder / f'up{1 - int(rank)}{restarted}').exists():
+    time.sleep(0.01)
 """
 WAIT = """
-(folder / ('up' + rank)).touch()
 stop = lambda *_: (time.sleep(0.2), os._exit(int(sys.argv[2])))
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGUSR1, stop)
+(folder / f'ready{rank}').touch()
 time.sleep(300)
 """
 
@@ -60,7 +63,7 @@ class Launched:
             os._exit(code)
 
     def wait_for_workers(self) -> None:
-        while not all((self.folder / f'up{rank}').exists() for rank in range(2)):
+        while not all((self.folder / f'ready{rank}').exists() for rank in range(2)):
             assert os.waitpid(self.process, os.WNOHANG)[0] == 0, self.told()
             time.sleep(0.05)
 

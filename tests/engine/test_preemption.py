@@ -23,6 +23,7 @@ from inline.engine.preemption import (
     prepare_for_stops,
 )
 from inline.engine.signals import PREEMPTED, RESTARTED, STOP_SIGNALS, stop_request
+from inline.errors import UserError
 
 LAUNCHERS = ('RANK', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT', RESTARTED)
 
@@ -162,6 +163,16 @@ def test_a_stopped_training_ends_as_if_it_had_not_been(stop: str, tmp_path: Path
     after = SignalAt()
     assert_equal(whole, train(tmp_path / 'stopped', after, by_epoch, resume=True))
     assert after.validations == validations_left
+
+
+def test_a_stop_that_could_not_save_says_so_and_names_no_checkpoint(tmp_path: Path) -> None:
+    # A folder stands where the file should go.
+    (tmp_path / CHECKPOINT_NAME).mkdir()
+    with pytest.raises(
+        UserError, match=r'after step 3, but .*preempted.pth could not be saved: Is a directory'
+    ):
+        train(tmp_path, SignalAt(step=3))
+    assert not (tmp_path / 'last_checkpoint').exists()
 
 
 RESTARTS: dict[str, dict[str, str]] = {
