@@ -88,7 +88,7 @@ def _wait_for_the_parent() -> None:
 
     A signal that comes while the same one is waiting to be taken is lost, the parent's as well as any.
     """
-    info = signal.sigwaitinfo(STOP_SIGNALS)
+    info: signal.struct_siginfo | None = signal.sigwaitinfo(STOP_SIGNALS)
     while info is not None and info.si_pid != os.getppid():
         info = signal.sigtimedwait(STOP_SIGNALS, WORKER_SECONDS)
     os._exit(0)
