@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.plain import plain_twin
 from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.measure import Timing, describe_machine, interleave, peak_memory
+from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
 from inline.models.backbones.cswin import ARCHS as CSWIN
 from inline.models.backbones.deit import ARCHS as DEIT
 from inline.models.backbones.pvt import ARCHS as PVT
@@ -179,7 +179,7 @@ def main() -> None:
         '--max-scores', type=int, default=2**27, help='weights of softmax above which it is left out'
     )
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    prepare_for_timing(args.threads)
     names = ('InLine', *(name for name in args.peers if name != 'InLine'))
     writer = csv.writer(sys.stdout, lineterminator='\n')
     writer.writerow(COLUMNS)

@@ -18,7 +18,7 @@ from torch import nn
 from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, check, compare, shapes
 from benchmarks.plain import use_plain
 from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.measure import Timing, describe_machine, interleave, peak_memory
+from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
 from inline.measure.models import inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
@@ -167,7 +167,7 @@ def main() -> None:
     unknown = [name for name in args.what if name not in MEASUREMENTS]
     if unknown:
         raise UserError(f'unknown measurement {unknown[0]!r}: choose of {", ".join(MEASUREMENTS)}')
-    torch.set_num_threads(args.threads)
+    prepare_for_timing(args.threads)
     torch.manual_seed(0)
     clock = time.process_time if args.cpu_time else time.perf_counter
 

@@ -11,12 +11,11 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from inline.compat import prepare
 from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.measure import describe_machine
+from inline.measure import describe_machine, prepare_for_timing
 from inline.measure.models import DTYPES, Settings, measure
 
 ACCURACIES = Path(__file__).resolve().parents[1] / 'results' / 'paper' / 'imagenet.csv'
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument('--figure5', type=Path, metavar='FOLDER', help='write figure5.csv and figure5.png')
     args = parser.parse_args()
     check(args)
-    torch.set_num_threads(args.threads)
+    prepare_for_timing(args.threads)
     settings = Settings(args.batch, args.repetitions, args.dtype)
     if args.figure5 is not None:
         make_figure5(args.figure5, settings, args.threads)

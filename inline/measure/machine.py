@@ -1,10 +1,27 @@
-"""What a measurement was made on, in one line."""
+"""What a measurement is made on: getting it ready, and telling it in one line."""
 
+import ctypes
 import os
 import platform
 from pathlib import Path
 
 import torch
+
+# Parameters of glibc's mallopt.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def prepare_for_timing(threads: int) -> None:
+    """Use so many threads, and let glibc keep freed memory.
+
+    It would hand large blocks back to the system and ask for them anew at the next operator; what is then
+    timed is the system clearing pages, differently from one process to the next.
+    """
+    torch.set_num_threads(threads)
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if os.name == 'posix' else None
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, 2**25)
 
 
 def describe_machine() -> str:

@@ -58,18 +58,12 @@ class InLineMixer(AttentionMixer):
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.takes_unnormed = residual and mean_before_norm
 
-    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:  # noqa: ARG002 (for reduced maps)
-        # Values of their own: queries and keys may not be needed, and the residual wants them contiguous.
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
+        if not self._reads_tokens(x, self.regions(x, hw)[0]):
+            return super().project(x, hw)
         dim, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
-
-        def make(rows: slice) -> Tensor:
-            return F.linear(x, weight[rows], None if bias is None else bias[rows])
-
-        def make_qk() -> tuple[Tensor, Tensor]:
-            q, k = make(slice(0, 2 * dim)).chunk(2, dim=-1)
-            return q, k
-
-        return make(slice(2 * dim, None)), make_qk
+        v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
+        return v, lambda: self.qkv(x)[..., : 2 * dim].chunk(2, dim=-1)
 
     def attend(self, part: Part) -> Tensor:
         if part.queries_of_x and self._reads_tokens(part.x, part.regions):
@@ -135,7 +129,7 @@ class ResidualKernel(nn.Module):
 
     def forward(self, mean_token: Tensor) -> Tensor:
         """(B, C) → (B, C, 9)."""
-        own = mean_token.unflatten(1, (self.fc1.groups, -1)).transpose(0, 1)
+        own = mean_token.view(-1, self.fc1.groups, mean_token.shape[1] // self.fc1.groups).transpose(0, 1)
         kernels = _grouped(self.fc2, F.gelu(_grouped(self.fc1, own)))
         return kernels.transpose(0, 1).reshape(*mean_token.shape, 9)
 
