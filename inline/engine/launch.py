@@ -25,6 +25,7 @@ from inline.engine.distributed import adapt_to_hardware
 from inline.engine.finetune import fit_to_own_data
 from inline.engine.preemption import prepare_for_stops
 from inline.engine.pretrained import check_whole
+from inline.engine.resume import choose_checkpoint, make_resumable
 from inline.engine.safe_loading import install as install_safe_loading
 from inline.errors import UserError
 
@@ -92,12 +93,13 @@ def train(args: argparse.Namespace) -> None:
         use_amp(cfg)
     if args.auto_scale_lr:
         scale_lr(cfg)
-    if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
+    resume = args.resume or (cfg.get('resume') and (cfg.get('load_from') or 'auto')) or None
+    if resume is not None and resume != 'auto':
+        cfg.load_from = resume
     check_paths(cfg, ('train_dataloader', 'val_dataloader'))
     guard_data(cfg, ('train_dataloader', 'val_dataloader'))
-    runner = build_runner(cfg)
+    make_resumable(cfg)
+    runner = build_runner(cfg, resume)
     prepare_for_stops(runner)
     runner.train()
 
@@ -125,8 +127,11 @@ def test(args: argparse.Namespace) -> None:
     runner.test()
 
 
-def build_runner(cfg: Config) -> Runner:
+def build_runner(cfg: Config, resume: str | None = None) -> Runner:
+    """The run of a config, which goes on from the checkpoint `resume`, or for ``auto`` from the newest."""
     adapt_to_hardware(cfg)
+    if resume is not None:
+        choose_checkpoint(cfg, resume)
     if cfg.get('compile') and cfg.default_scope == 'mmpretrain':
         leave_mixing_uncompiled()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)

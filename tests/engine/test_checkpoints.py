@@ -1,0 +1,281 @@
+"""Saving: what is there at every moment, and what a full disk does to a run."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.fileio import LocalBackend
+from mmengine.logging import MessageHub
+from torch import nn
+
+from inline.engine import checkpoints, whole_files
+from inline.engine.checkpoints import WholeCheckpointHook
+from inline.errors import UserError
+
+
+class Log:
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, line: str) -> None:
+        self.lines.append(line)
+
+    warning = info
+
+
+class Loop:
+    """As much of a training loop by iterations as the hook asks for."""
+
+    val_begin, val_interval = 1, 10
+    iter = epoch = 0
+    max_iters, max_epochs = 8, 1
+
+    def _decide_current_val_interval(self) -> None:
+        """Always the same."""
+
+
+class FakeRunner:
+    """As much of a runner as the hook asks for; its checkpoints are a step and the message hub."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.work_dir = str(folder)
+        self.message_hub = MessageHub.get_instance(name)
+        self.logger = Log()
+        self.model = nn.Linear(1, 1)
+        self.train_loop = Loop()
+        self.val_loop = None
+        self._resume = False
+        self.max_iters = self.train_loop.max_iters
+
+    @property
+    def iter(self) -> int:
+        return self.train_loop.iter
+
+    @property
+    def epoch(self) -> int:
+        return 0
+
+    def save_checkpoint(self, out_dir: str, filename: str, *_: Any, **__: Any) -> None:
+        content = {'step': self.iter, 'message_hub': self.message_hub.state_dict()}
+        path = Path(out_dir, filename)
+        torch.save(content, path.with_suffix('.bytes'))
+        data = path.with_suffix('.bytes').read_bytes()
+        path.with_suffix('.bytes').unlink()
+        LocalBackend().put(data, path)
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> FakeRunner:
+    for name in ('put', 'put_text'):
+        monkeypatch.setattr(LocalBackend, name, getattr(LocalBackend, name))
+    whole_files.install()
+    return FakeRunner(tmp_path, request.node.name)
+
+
+def make_hook(runner: FakeRunner, **options: Any) -> WholeCheckpointHook:
+    hook = WholeCheckpointHook(interval=2, by_epoch=False, **options)
+    hook.before_train(runner)
+    return hook
+
+
+def take_steps(runner: FakeRunner, hook: WholeCheckpointHook, steps: int) -> None:
+    for _ in range(steps):
+        hook.after_train_iter(runner, runner.iter)
+        runner.train_loop.iter += 1
+
+
+def files(runner: FakeRunner) -> list[str]:
+    return sorted(os.listdir(runner.work_dir))
+
+
+def last(runner: FakeRunner) -> str:
+    return Path(Path(runner.work_dir, 'last_checkpoint').read_text()).name
+
+
+def fail_to_write(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A disk that has no room for files of this name."""
+    write = whole_files.write_whole
+
+    def write_or_fail(path: str | Path, content: bytes) -> None:
+        if name in str(path):
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        write(path, content)
+
+    monkeypatch.setattr(whole_files, 'write_whole', write_or_fail)
+    monkeypatch.setattr(checkpoints, 'write_whole', write_or_fail)
+
+
+@pytest.mark.parametrize('keep', [1, 2, -1])
+def test_what_is_outdated_goes_when_the_new_one_is_named(
+    keep: int, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    write = whole_files.write_whole
+
+    def write_and_look(path: str | Path, content: bytes) -> None:
+        seen.append((Path(path).name, files(runner)))
+        write(path, content)
+
+    monkeypatch.setattr(whole_files, 'write_whole', write_and_look)
+    monkeypatch.setattr(checkpoints, 'write_whole', write_and_look)
+    hook = make_hook(runner, max_keep_ckpts=keep)
+    take_steps(runner, hook, 8)
+    kept = [f'iter_{step}.pth' for step in (2, 4, 6, 8)][-keep if keep > 0 else 0 :]
+    assert files(runner) == [*kept, 'last_checkpoint']
+    assert last(runner) == 'iter_8.pth'
+    order = [name for name, _ in seen]
+    assert order == [name for step in (2, 4, 6, 8) for name in (f'iter_{step}.pth', 'last_checkpoint')]
+    for number, (name, there) in enumerate(seen):
+        # All that were there before the save are there until the new one is named.
+        if name == 'last_checkpoint' and number > 1:
+            assert set(seen[number - 1][1]) < set(there)
+    assert runner.message_hub.runtime_info.get('keep_ckpt_ids', [8])[-1] == 8
+
+
+def test_killed_before_the_old_one_was_removed_the_resumed_run_removes_it(runner: FakeRunner) -> None:
+    hook = make_hook(runner, max_keep_ckpts=1)
+    take_steps(runner, hook, 2)
+    old = Path(runner.work_dir, 'iter_2.pth').read_bytes()
+    take_steps(runner, hook, 2)
+    Path(runner.work_dir, 'iter_2.pth').write_bytes(old)
+    saved = torch.load(Path(runner.work_dir, 'iter_4.pth'), weights_only=False)
+    resumed = FakeRunner(Path(runner.work_dir), 'resumed')
+    resumed.message_hub.load_state_dict(saved['message_hub'])
+    make_hook(resumed, max_keep_ckpts=1)
+    assert files(resumed) == ['iter_4.pth', 'last_checkpoint']
+
+
+def test_the_best_one_before_goes_when_the_new_one_is_whole(runner: FakeRunner) -> None:
+    hook = make_hook(runner, save_best='acc', rule='greater', max_keep_ckpts=1)
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.5})
+    assert files(runner) == ['best_acc_iter_2.pth', 'iter_2.pth', 'last_checkpoint']
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.4})
+    assert files(runner) == ['best_acc_iter_2.pth', 'iter_4.pth', 'last_checkpoint']
+    assert hook.best_ckpt_path == str(Path(runner.work_dir, 'best_acc_iter_2.pth'))
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.6})
+    assert files(runner) == ['best_acc_iter_6.pth', 'iter_6.pth', 'last_checkpoint']
+    # Killed before the removal, the resumed run knows what to remove.
+    saved = torch.load(Path(runner.work_dir, 'iter_6.pth'), weights_only=False)['message_hub']['runtime_info']
+    assert [Path(path).name for path in saved['outdated_ckpts']] == ['best_acc_iter_2.pth']
+    assert saved['best_score'] == 0.6
+
+
+def test_several_metrics_have_a_best_one_each(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = make_hook(runner, save_best=['acc', 'loss'], rule=['greater', 'less'])
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.5, 'loss': 2.0})
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.6, 'loss': 3.0})
+    best = ['best_acc_iter_4.pth', 'best_loss_iter_2.pth']
+    assert [name for name in files(runner) if name.startswith('best')] == best
+    take_steps(runner, hook, 2)
+    fail_to_write(monkeypatch, 'best_loss')
+    hook.after_val_epoch(runner, {'acc': 0.7, 'loss': 1.0})
+    assert [name for name in files(runner) if name.startswith('best')] == best
+    assert runner.message_hub.get_info('best_score_acc') == 0.6
+
+
+def test_a_best_one_that_finds_no_room_leaves_the_one_before(
+    runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = make_hook(runner, save_best='acc', rule='greater')
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.5})
+    take_steps(runner, hook, 2)
+    with monkeypatch.context() as full:
+        fail_to_write(full, 'best_')
+        hook.after_val_epoch(runner, {'acc': 0.6})
+    assert 'best_acc_iter_2.pth' in files(runner)
+    assert 'best_acc_iter_4.pth' not in files(runner)
+    assert 'best checkpoint not saved' in runner.logger.lines[-1]
+    assert runner.message_hub.get_info('best_score') == 0.5
+    hook.after_val_epoch(runner, {'acc': 0.55})
+    assert 'best_acc_iter_2.pth' not in files(runner)
+    assert 'best_acc_iter_4.pth' in files(runner)
+
+
+@pytest.mark.parametrize('name', ['iter_4', 'last_checkpoint'])
+def test_without_room_the_old_one_stays_and_the_next_save_is_tried(
+    name: str, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = make_hook(runner, max_keep_ckpts=1)
+    take_steps(runner, hook, 2)
+    with monkeypatch.context() as full:
+        fail_to_write(full, name)
+        take_steps(runner, hook, 2)
+        assert files(runner) == ['iter_2.pth', 'last_checkpoint']
+        assert last(runner) == 'iter_2.pth'
+        warnings = [line for line in runner.logger.lines if 'not saved' in line]
+        assert len(warnings) == 1
+        assert 'No space left on device' in warnings[0]
+        assert runner.message_hub.get_info('keep_ckpt_ids') == [2]
+    take_steps(runner, hook, 2)
+    assert files(runner) == ['iter_6.pth', 'last_checkpoint']
+    assert last(runner) == 'iter_6.pth'
+
+
+def test_without_room_for_the_last_one_the_run_stops_with_a_clear_line(
+    runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = make_hook(runner)
+    take_steps(runner, hook, 7)
+    fail_to_write(monkeypatch, 'iter_8')
+    with pytest.raises(UserError, match=r'last checkpoint could not be saved .* No space left on device'):
+        take_steps(runner, hook, 1)
+    assert last(runner) == 'iter_6.pth'
+
+
+def test_a_real_limit_is_met_like_a_full_disk(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = make_hook(runner, max_keep_ckpts=1)
+    take_steps(runner, hook, 3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    put = LocalBackend.put
+
+    def put_within_quota(self: LocalBackend, obj: bytes, filepath: str | Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(obj) // 2, limits[1]))
+        try:
+            put(self, obj, filepath)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(LocalBackend, 'put', put_within_quota)
+    take_steps(runner, hook, 1)
+    assert files(runner) == ['iter_2.pth', 'last_checkpoint']
+    assert 'File too large' in runner.logger.lines[-1]
+
+
+def test_a_validation_that_was_not_reached_is_made_up_for(runner: FakeRunner) -> None:
+    validated = []
+
+    class Validation:
+        def run(self) -> None:
+            validated.append(runner.iter)
+
+    runner.val_loop, runner._resume = Validation(), True
+    for step in (0, 2, 8, 10, 13, 20):
+        runner.train_loop.iter = step
+        make_hook(runner)
+    # 8 is the last step of this run.
+    assert validated == [8, 10, 20]
+    runner.message_hub.update_info('validated_iter', 20)
+    make_hook(runner)
+    runner._resume = False
+    runner.train_loop.iter = 10
+    make_hook(runner)
+    assert validated == [8, 10, 20]
+
+
+def test_a_checkpoint_of_another_model_is_not_resumed(runner: FakeRunner) -> None:
+    hook, runner._resume = make_hook(runner), True
+    hook.after_load_checkpoint(runner, {'state_dict': runner.model.state_dict()})
+    with pytest.raises(UserError, match=r'of another model: 1 of 2 tensors fit'):
+        hook.after_load_checkpoint(runner, {'state_dict': {'weight': torch.zeros(1, 1)}})

@@ -1,0 +1,213 @@
+"""Which checkpoint a run goes on from, and what the user is told about the others."""
+
+import io
+import os
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.fileio import LocalBackend
+
+from inline.engine.resume import choose_checkpoint, make_resumable, newest_good, read_state
+from inline.errors import UserError
+
+
+def content(step: int, seed: int = 7) -> dict:
+    weights = {'weight': torch.arange(5000.0)}
+    return {'meta': {'epoch': 0, 'iter': step, 'seed': seed}, 'state_dict': weights, 'message_hub': {}}
+
+
+def checkpoint(step: int) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content(step), buffer)
+    return buffer.getvalue()
+
+
+def save(folder: Path, step: int, time: int | None = None) -> Path:
+    path = folder / f'iter_{step}.pth'
+    path.write_bytes(checkpoint(step))
+    os.utime(path, (time or step, time or step))
+    return path
+
+
+def name_as_last(folder: Path, path: Path | str) -> None:
+    (folder / 'last_checkpoint').write_text(str(path))
+
+
+def config(folder: Path, **settings: object) -> Config:
+    return Config({'work_dir': str(folder), 'launcher': 'none', 'load_from': None, **settings})
+
+
+def zeroed_inside(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes(512) + data[middle + 512 :]
+
+
+def stored(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def some_zip() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w') as file:
+        file.writestr('notes.txt', 'no checkpoint')
+    return buffer.getvalue()
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    'empty': (lambda _: b'', 'is empty (0 bytes)'),
+    'one byte': (lambda data: data[:1], 'damaged or no checkpoint'),
+    'cut in the middle': (lambda data: data[: len(data) // 2], 'is damaged: its end is missing'),
+    'last byte lost': (lambda data: data[:-1], 'is damaged: its end is missing'),
+    'zeros inside': (zeroed_inside, 'the check sum of'),
+    'all zeros': (lambda data: bytes(len(data)), 'damaged or no checkpoint'),
+    'text': (lambda _: b'Not found\n', 'damaged or no checkpoint'),
+    'another zip': (lambda _: some_zip(), 'damaged or no checkpoint'),
+    'weights alone': (lambda _: stored({'state_dict': {}}), 'holds no state of a training'),
+    'a list': (lambda _: stored([1, 2]), 'holds no state of a training'),
+    'code': (lambda _: stored({'meta': os.system}), 'which is not data'),
+}
+
+
+@pytest.mark.parametrize('kind', DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_and_told(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, reason = DAMAGES[kind]
+    good, bad = save(tmp_path, 10), save(tmp_path, 20)
+    bad.write_bytes(damage(bad.read_bytes()))
+    name_as_last(tmp_path, bad)
+    assert newest_good(config(tmp_path)) == (str(good), 7)
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 1
+    assert told[0].startswith(f'resume: skipped {bad}: ')
+    assert reason in told[0]
+
+
+@pytest.mark.parametrize('kind', DAMAGES)
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused(kind: str, tmp_path: Path) -> None:
+    damage, reason = DAMAGES[kind]
+    save(tmp_path, 10)
+    bad = save(tmp_path, 20)
+    bad.write_bytes(damage(bad.read_bytes()))
+    with pytest.raises(UserError) as raised:
+        choose_checkpoint(config(tmp_path), str(bad))
+    assert str(bad) in str(raised.value)
+    assert reason in str(raised.value)
+
+
+def test_any_cut_and_any_wrong_byte_is_noticed(tmp_path: Path) -> None:
+    data, path, draw = checkpoint(1), tmp_path / 'x.pth', random.Random(0)
+    weights = data.index(torch.arange(5000.0).numpy().tobytes())
+    for _ in range(30):
+        path.write_bytes(data[: draw.randrange(len(data))])
+        with pytest.raises(UserError):
+            read_state(str(path))
+        wrong = bytearray(data)
+        wrong[weights + draw.randrange(20000)] ^= 1 << draw.randrange(8)
+        path.write_bytes(wrong)
+        with pytest.raises(UserError, match='check sum'):
+            read_state(str(path))
+
+
+def test_none_good_is_told_in_one_line(tmp_path: Path) -> None:
+    for step in (10, 20):
+        save(tmp_path, step).write_bytes(b'')
+    with pytest.raises(UserError, match=r'no checkpoint in .* can be resumed, see above') as raised:
+        newest_good(config(tmp_path))
+    assert '\n' not in str(raised.value)
+
+
+def test_without_any_checkpoint_training_starts_from_the_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path, tmp_path / 'missing'):
+        cfg = config(folder, load_from='start.pth')
+        choose_checkpoint(cfg, 'auto')
+        assert cfg.resume is False
+        assert cfg.load_from == 'start.pth'
+        assert 'training starts from the beginning' in capsys.readouterr().out
+
+
+def test_a_name_whose_file_is_gone_is_no_fresh_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name_as_last(tmp_path, tmp_path / 'iter_30.pth')
+    with pytest.raises(UserError, match='can be resumed'):
+        newest_good(config(tmp_path))
+    assert 'iter_30.pth: does not exist' in capsys.readouterr().out
+    good = save(tmp_path, 20)
+    assert newest_good(config(tmp_path))[0] == str(good)
+
+
+def test_killed_before_the_new_one_was_named_the_new_one_is_taken(tmp_path: Path) -> None:
+    name_as_last(tmp_path, save(tmp_path, 90))
+    new = save(tmp_path, 100)
+    assert newest_good(config(tmp_path))[0] == str(new)
+
+
+def test_what_an_older_run_left_is_not_taken(tmp_path: Path) -> None:
+    save(tmp_path, 1000, time=50)
+    own = save(tmp_path, 100, time=60)
+    name_as_last(tmp_path, own)
+    assert newest_good(config(tmp_path))[0] == str(own)
+
+
+def test_a_copy_with_other_times_resumes_the_same(tmp_path: Path) -> None:
+    last = save(tmp_path, 1000, time=50)
+    save(tmp_path, 900, time=60)
+    name_as_last(tmp_path, '/another/machine/iter_1000.pth')
+    assert newest_good(config(tmp_path))[0] == str(last)
+
+
+def test_best_and_published_files_are_not_resumed(tmp_path: Path) -> None:
+    good = save(tmp_path, 10)
+    for name in ('best_acc_iter_20.pth', 'iter_20-0a1b2c3d.pth', 'other.pth', '.iter_20.pth.7.part'):
+        (tmp_path / name).write_bytes(checkpoint(20))
+    assert newest_good(config(tmp_path))[0] == str(good)
+
+
+def test_the_hook_may_save_elsewhere_and_under_other_names(tmp_path: Path) -> None:
+    work, elsewhere = tmp_path / 'run', tmp_path / 'elsewhere' / 'run'
+    work.mkdir()
+    elsewhere.mkdir(parents=True)
+    (elsewhere / 'step-5.pth').write_bytes(checkpoint(5))
+    hook = {'type': 'CheckpointHook', 'out_dir': str(tmp_path / 'elsewhere'), 'filename_tmpl': 'step-{}.pth'}
+    cfg = config(work, default_hooks={'checkpoint': hook})
+    assert newest_good(cfg)[0] == str(elsewhere / 'step-5.pth')
+
+
+@pytest.mark.parametrize('own', [None, 7, 3])
+def test_a_run_goes_on_with_its_seed(
+    own: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(tmp_path, 10)
+    cfg = config(tmp_path, randomness={'seed': own, 'deterministic': True})
+    choose_checkpoint(cfg, 'auto')
+    assert (cfg.resume, cfg.load_from) == (True, str(path))
+    assert cfg.randomness == {'seed': 7, 'deterministic': True}
+    assert ('with its seed 7, not with 3' in capsys.readouterr().out) == (own == 3)
+
+
+def test_mmengines_loops_and_hooks_are_replaced_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('put', 'put_text'):
+        monkeypatch.setattr(LocalBackend, name, getattr(LocalBackend, name))
+    hooks = [{'type': 'EMAHook'}, {'type': 'mmengine.CheckpointHook', 'interval': 3}]
+    cfg = Config({'train_cfg': {'by_epoch': True, 'max_epochs': 2}, 'custom_hooks': hooks})
+    make_resumable(cfg)
+    assert cfg.train_cfg == {'type': 'inline.ExactEpochLoop', 'max_epochs': 2}
+    assert cfg.default_hooks.checkpoint == {'type': 'inline.WholeCheckpointHook', 'interval': 1}
+    assert [hook.type for hook in cfg.custom_hooks] == ['EMAHook', 'inline.WholeCheckpointHook']
+    own = Config({'train_cfg': {'type': 'MyLoop'}, 'default_hooks': {'checkpoint': None}})
+    make_resumable(own)
+    assert own.train_cfg.type == 'MyLoop'
+    assert own.default_hooks.checkpoint is None
+    by_iteration = Config({'train_cfg': {'type': 'IterBasedTrainLoop', 'max_iters': 2}})
+    make_resumable(by_iteration)
+    assert by_iteration.train_cfg.type == 'inline.ExactIterLoop'
