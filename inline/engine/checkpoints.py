@@ -67,7 +67,7 @@ class WholeCheckpointHook(CheckpointHook):
                 raise UserError(f'the checkpoint to resume is of another model: {fit.describe()}')
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        runner.message_hub.update_info('validated_iter', runner.iter)
+        runner.message_hub.update_info('iter_validated', runner.iter)
         super().after_val_epoch(runner, metrics or {})
 
     def after_train(self, runner: Runner) -> None:
@@ -200,7 +200,7 @@ class WholeCheckpointHook(CheckpointHook):
         loop = runner.train_loop
         if runner.val_loop is None or loop.iter == 0:
             return False
-        if runner.message_hub.runtime_info.get('validated_iter') == loop.iter:
+        if runner.message_hub.runtime_info.get('iter_validated') == loop.iter:
             return False
         step, end = loop.iter, loop.max_iters
         if isinstance(loop, ExactEpochLoop):

@@ -21,14 +21,17 @@ class Curve:
 def read_scalars(run_dir: Path) -> list[Record]:
     """Training and validation lines of a run in the order of its steps, sessions merged.
 
-    A resumed session replaces all that an earlier one logged from the step on at which it took over.
+    A resumed session replaces all that an earlier one logged from the step on at which it took over. If it
+    began with a validation that was missed, the training up to that step is still the earlier one's.
     """
     records: list[Record] = []
     for path in sorted(run_dir.glob('*/vis_data/scalars.json')):
         session = list(_parse_lines(path.read_text().splitlines()))
         if session:
             start = min(record['step'] for record in session)
-            records = [record for record in records if record['step'] < start] + session
+            trained = min((record['step'] for record in session if 'loss' in record), default=start + 1)
+            kept = [record for record in records if record['step'] < (trained if 'loss' in record else start)]
+            records = kept + session
     return records
 
 

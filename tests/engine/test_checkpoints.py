@@ -266,7 +266,7 @@ def test_a_validation_that_was_not_reached_is_made_up_for(runner: FakeRunner) ->
         make_hook(runner)
     # 8 is the last step of this run.
     assert validated == [8, 10, 20]
-    runner.message_hub.update_info('validated_iter', 20)
+    runner.message_hub.update_info('iter_validated', 20)
     make_hook(runner)
     runner._resume = False
     runner.train_loop.iter = 10

@@ -88,7 +88,9 @@ def crash_and_resume(runs: Runs, kills: int, seed: int) -> int:
         if number % 4 == 3:
             plan = Attempt(seconds=draw.uniform(0, 0.08))
         else:
-            plan = Attempt(points=draw.randint(1, 16), rank=draw.randrange(runs.processes))
+            # Only the first process saves; the points of another are its steps.
+            rank = draw.randrange(runs.processes)
+            plan = Attempt(points=draw.randint(1, 4 if rank else 16), rank=rank)
         code, in_a_save = runs.attempt(plan)
         assert code == -9, runs.output()[-3000:]
         inside += in_a_save

@@ -80,6 +80,14 @@ def test_a_new_run_in_the_same_folder_leaves_nothing_of_the_old(tmp_path: Path) 
     assert [(line['step'], line['loss']) for line in read_scalars(tmp_path)] == [(10, 1.0), (20, 1.0)]
 
 
+@pytest.mark.parametrize('resumed', [[], [training_line(30, 2.0)]])
+def test_a_validation_made_up_for_takes_no_training_away(resumed: list, tmp_path: Path) -> None:
+    first = [training_line(10, 4.0), training_line(20, 3.0), {'accuracy': 50.0, 'step': 20}]
+    write_scalars(tmp_path, '20260101_000000', [*first, training_line(30, 9.0)])
+    write_scalars(tmp_path, '20260102_000000', [{'accuracy': 50.0, 'step': 20}, *resumed])
+    assert read_scalars(tmp_path) == [*first, *resumed]
+
+
 def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path: Path) -> None:
     write_scalars(tmp_path, '20260101_000000', [training_line(10, 5.0)])
     with (tmp_path / '20260101_000000' / 'vis_data' / 'scalars.json').open('a') as file:
