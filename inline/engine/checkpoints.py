@@ -46,6 +46,8 @@ class WholeCheckpointHook(CheckpointHook):
     A validation that the process did not live to see is made up for when the run is resumed.
     """
 
+    keep_ckpt_ids: deque[int]
+
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)
         if is_main_process():

@@ -84,7 +84,7 @@ class PlacedBatches:
     def __init__(self, batches: Any, seed: int, endless: bool) -> None:
         self.batches, self.seed, self.endless = batches, seed, endless
         # MMEngine tells the sampler in here which epoch it is.
-        self.sampler = getattr(batches, 'sampler', None)
+        self.sampler: Any = getattr(batches, 'sampler', None)
         self.rank, self.world_size = get_dist_info()
         self.begin(0, 0)
 

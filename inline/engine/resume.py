@@ -51,9 +51,9 @@ def choose_checkpoint(cfg: Config, resume: str) -> None:
         except UserError as error:
             chosen[2] = str(error)
     broadcast_object_list(chosen)
-    path, seed, error = chosen
-    if error is not None:
-        raise UserError(error)
+    path, seed, refusal = chosen
+    if refusal is not None:
+        raise UserError(refusal)
     cfg.resume = path is not None
     if path is None:
         _say(f'resume: no checkpoint in {str(cfg.work_dir)!r}, training starts from the beginning')

@@ -1,6 +1,7 @@
 """Killed at any moment, a run goes on and ends as if nothing had happened, to the bit."""
 
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,34 @@ def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
     assert sorted(path.name for path in crashed.folder.glob('*.pth')) == sorted(
         path.name for path in whole.folder.glob('*.pth')
     )
+
+
+def allow_small_files_only() -> None:
+    """As a quota that logs stay below and checkpoints do not."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+@pytest.mark.slow
+def test_without_room_for_checkpoints_a_run_trains_on_and_tells_at_the_end(
+    digit_scenes: Path, tmp_path: Path
+) -> None:
+    options = {**COMMON, 'train_cfg.max_iters': 2, 'default_hooks.checkpoint.save_best': None}
+    runs = Runs(tmp_path / 'run', digit_scenes.parent, options)
+    assert runs.attempt(Attempt(), resume=None)[0] == 0, runs.output()[-3000:]
+    assert (runs.folder / 'last_checkpoint').read_text().endswith('iter_2.pth')
+    before = (runs.folder / 'iter_2.pth').read_bytes()
+    runs.options = {**options, 'train_cfg.max_iters': 6}
+    code, _ = runs.attempt(Attempt(patch=allow_small_files_only))
+    output = runs.output()
+    assert code == 2, output[-3000:]
+    assert output.count('checkpoint not saved to') == 1
+    assert output.splitlines()[-1].startswith('error: the last checkpoint could not be saved to ')
+    assert 'File too large' in output.splitlines()[-1]
+    assert sorted(runs.trace()) == list(range(6))
+    assert [path.name for path in runs.folder.glob('*.pth')] == ['iter_2.pth']
+    assert (runs.folder / 'iter_2.pth').read_bytes() == before
+    assert not list(runs.folder.glob('.*.part'))
+    # With room again, the run goes on from what it has.
+    assert runs.attempt(Attempt())[0] == 0, runs.output()[-3000:]
+    assert (runs.folder / 'last_checkpoint').read_text().endswith('iter_6.pth')
+    assert all(len(lines) == 1 for lines in runs.trace().values())
