@@ -7,6 +7,7 @@ from typing import Any
 from mmengine.dist import all_gather_object, all_reduce_params, is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
+from torch import nn
 
 from inline.engine.exact_loops import ExactEpochLoop
 from inline.engine.pretrained import compare
@@ -97,9 +98,7 @@ class WholeCheckpointHook(CheckpointHook):
             )
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict[str, Any]) -> None:
-        # Statistics of BatchNorm differ by process and only one file is saved: from here on, they are equal
-        # in an uninterrupted run as they will be in a resumed one.
-        all_reduce_params([b for b in runner.model.buffers() if b.is_floating_point()], op='mean')
+        average_buffers(runner.model)
         before = {key: runner.message_hub.runtime_info.get(key) for key in ('keep_ckpt_ids', 'last_ckpt')}
         steps = list(self.keep_ckpt_ids) if self.max_keep_ckpts > 0 else []
         if step not in steps[-1:]:
@@ -211,6 +210,15 @@ class WholeCheckpointHook(CheckpointHook):
             step, end = loop.epoch, loop.max_epochs
         loop._decide_current_val_interval()
         return step >= loop.val_begin and (step % loop.val_interval == 0 or step == end)
+
+
+def average_buffers(model: nn.Module) -> None:
+    """Make BatchNorm's statistics the same in all processes before a checkpoint is saved.
+
+    They differ by process and only one file is saved: from here on, they are equal in an uninterrupted run
+    as they will be in a resumed one.
+    """
+    all_reduce_params([b for b in model.buffers() if b.is_floating_point()], op='mean')
 
 
 def _raise_together(error: str | None) -> None:

@@ -9,15 +9,17 @@ import os
 from pathlib import Path
 
 import torch
+from mmengine.config import Config
 from mmengine.dist import all_reduce, barrier, broadcast_object_list, get_rank, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
-from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
+from mmengine.runner import EpochBasedTrainLoop, Runner
 
+from inline.engine.checkpoints import average_buffers
+from inline.engine.resume import PREEMPTED_NAME, newest_good
 from inline.engine.signals import PREEMPTED, RESTARTED, signal_name, stop_request
+from inline.engine.whole_files import write_whole
 from inline.errors import UserError
 
-# One name, so that a run that is stopped a hundred times keeps one such file.
-CHECKPOINT_NAME = 'preempted.pth'
 # An empty file in the work directory: checkpoints that are newer belong to the run that made it.
 STARTED_NAME = 'started'
 
@@ -32,21 +34,14 @@ class PreemptionHook(Hook):
     """Saves a checkpoint and leaves after the step, or the batch of validation, in which a signal came.
 
     It must run after all other hooks: schedulers have stepped then, and averages are up to date. A validation
-    that was broken off, or had not begun, is made up for when the training is resumed.
+    that was broken off, or had not begun, the checkpoint hook makes up for when the training is resumed.
     """
 
     def __init__(self) -> None:
-        self._validation_due = False
         self._shared_batches = 0
 
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        self._validation_due = bool(runner._resume and checkpoint.get('meta', {}).get('validation_due'))
-
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: Runner) -> None:  # noqa: ARG002 (MMEngine's)
         stop_request.at_once = False
-        if self._validation_due and runner.val_loop is not None:
-            self._validation_due = False
-            runner.val_loop.run()
 
     # MMEngine also hands over the batch and the outputs, here and below.
     def after_train_iter(self, runner: Runner, batch_idx: int, **_: object) -> None:
@@ -57,7 +52,7 @@ class PreemptionHook(Hook):
 
     def before_val(self, runner: Runner) -> None:
         if signum := agreed_signal():
-            self._stop(runner, signum, runner.epoch, runner.iter, validation_due=True)
+            self._stop(runner, signum, runner.epoch, runner.iter)
         # Uneven shards: some ranks have a batch more, in which nobody would answer them.
         self._shared_batches = _lowest(len(runner.val_dataloader))
 
@@ -67,7 +62,7 @@ class PreemptionHook(Hook):
                 if isinstance(hook, EMAHook):
                     # Averaged weights stand in the model while it validates: put its own back.
                     hook.after_val_epoch(runner)
-            self._stop(runner, signum, runner.epoch, runner.iter, validation_due=True)
+            self._stop(runner, signum, runner.epoch, runner.iter)
 
     def after_val(self, runner: Runner) -> None:
         if signum := agreed_signal():
@@ -81,8 +76,8 @@ class PreemptionHook(Hook):
         validates = runner.val_loop is not None and step >= loop.val_begin and step % loop.val_interval == 0
         return validates or step == runner.max_iters
 
-    def _stop(self, runner: Runner, signum: int, epoch: int, step: int, validation_due: bool = False) -> None:
-        path, error = _save(runner, {'epoch': epoch, 'iter': step, 'validation_due': validation_due})
+    def _stop(self, runner: Runner, signum: int, epoch: int, step: int) -> None:
+        path, error = _save(runner, {'epoch': epoch, 'iter': step})
         # A launcher may end all processes when the first one leaves: not before the file is whole.
         barrier()
         stopped = f'stopped by {signal_name(signum)} after step {step}'
@@ -126,15 +121,14 @@ def _save(runner: Runner, meta: dict) -> tuple[str, str | None]:
     hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
     folder = runner.work_dir if hook is None else hook.out_dir
     backend_args = None if hook is None else hook.backend_args
-    path = os.path.join(folder, CHECKPOINT_NAME)
+    path = os.path.join(folder, PREEMPTED_NAME)
     error: list[str | None] = [None]
     runner.message_hub.update_info('last_ckpt', path)
+    average_buffers(runner.model)
     try:
-        runner.save_checkpoint(folder, CHECKPOINT_NAME, meta=meta, backend_args=backend_args)
+        runner.save_checkpoint(folder, PREEMPTED_NAME, meta=meta, backend_args=backend_args)
         if is_main_process():
-            whole = Path(runner.work_dir, 'last_checkpoint.part')
-            whole.write_text(path)
-            whole.replace(whole.with_suffix(''))
+            write_whole(Path(runner.work_dir, 'last_checkpoint'), path.encode())
     except OSError as failure:
         error = [failure.strerror or str(failure)]
     broadcast_object_list(error)
@@ -154,7 +148,7 @@ def resume_after_restart(runner: Runner) -> None:
     if get_rank() == 0:
         started = Path(runner.work_dir) / STARTED_NAME
         if restarted:
-            path = [_newest_since(started)]
+            path = [_newest_since(runner, started)]
         else:
             started.touch()
     broadcast_object_list(path)
@@ -169,8 +163,8 @@ def is_restart() -> bool:
     return RESTARTED in os.environ or any(int(count) > 0 for count in counts)
 
 
-def _newest_since(started: Path) -> str | None:
-    newest = find_latest_checkpoint(str(started.parent))
+def _newest_since(runner: Runner, started: Path) -> str | None:
+    newest, _ = newest_good(Config({**runner.cfg.to_dict(), 'work_dir': runner.work_dir}))
     if newest is None or not started.is_file() or not os.path.isfile(newest):
         return None
     # Both times were taken by the same file system: clocks of several machines don't matter.

@@ -16,6 +16,8 @@ from inline.errors import UserError
 
 LOOPS = {'EpochBasedTrainLoop': 'inline.ExactEpochLoop', 'IterBasedTrainLoop': 'inline.ExactIterLoop'}
 HOOK = 'inline.WholeCheckpointHook'
+# What a signal makes a run save. One name, so that a run that is stopped a hundred times keeps one such file.
+PREEMPTED_NAME = 'preempted.pth'
 
 
 def make_resumable(cfg: Config) -> None:
@@ -164,7 +166,7 @@ def _named_as_last(cfg: Config) -> str | None:
 def _saved(cfg: Config) -> Iterator[Path]:
     """What the checkpoint hook saved to resume from; its best ones hold no state of the optimizer."""
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
-    templates = {'epoch_{}.pth', 'iter_{}.pth', hook.get('filename_tmpl') or 'epoch_{}.pth'}
+    templates = {PREEMPTED_NAME, 'epoch_{}.pth', 'iter_{}.pth', hook.get('filename_tmpl') or 'epoch_{}.pth'}
     pattern = '|'.join(r'\d+'.join(map(re.escape, template.split('{}'))) for template in templates)
     folders = {Path(cfg.work_dir)}
     if hook.get('out_dir'):

@@ -16,12 +16,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from inline.engine.preemption import (
-    CHECKPOINT_NAME,
     STARTED_NAME,
     agreed_signal,
     is_restart,
     prepare_for_stops,
 )
+from inline.engine.resume import PREEMPTED_NAME
+from inline.engine.safe_loading import load_safely
 from inline.engine.signals import PREEMPTED, RESTARTED, STOP_SIGNALS, stop_request
 from inline.errors import UserError
 
@@ -96,19 +97,23 @@ def make_runner(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool =
     sampler = {'type': 'DefaultSampler' if by_epoch else 'InfiniteSampler', 'shuffle': True}
     collate = {'type': 'default_collate'}
     loader = {'dataset': Numbers(), 'batch_size': 2, 'num_workers': 0, 'collate_fn': collate}
-    train_cfg = {'by_epoch': True, 'max_epochs': 2} if by_epoch else {'by_epoch': False, 'max_iters': 10}
+    loop = {'type': 'inline.ExactEpochLoop', 'max_epochs': 2}
+    if not by_epoch:
+        loop = {'type': 'inline.ExactIterLoop', 'max_iters': 10}
     return Runner(
         model=Line(),
         work_dir=str(folder),
         experiment_name=os.urandom(8).hex(),
         train_dataloader={**loader, 'sampler': sampler},
         val_dataloader={**loader, 'sampler': {'type': 'DefaultSampler', 'shuffle': False, 'round_up': False}},
-        train_cfg={**train_cfg, 'val_interval': 1 if by_epoch else 5},
+        train_cfg={**loop, 'val_interval': 1 if by_epoch else 5},
         val_cfg={},
         val_evaluator={'type': Counted},
         optim_wrapper={'optimizer': {'type': 'AdamW', 'lr': 0.1}},
         param_scheduler={'type': 'CosineAnnealingLR', 'by_epoch': False, 'T_max': 10},
-        default_hooks={'checkpoint': {'type': 'CheckpointHook', 'by_epoch': by_epoch, 'interval': 100}},
+        default_hooks={
+            'checkpoint': {'type': 'inline.WholeCheckpointHook', 'by_epoch': by_epoch, 'interval': 100}
+        },
         custom_hooks=[{'type': 'EMAHook', 'momentum': 0.3}, hook],
         randomness={'seed': 0},
         resume=resume,
@@ -125,9 +130,9 @@ def train(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool = False
     return {**runner.model.state_dict(), **{f'ema.{key}': value for key, value in averages.items()}}
 
 
-def meta(folder: Path) -> dict:
-    assert (folder / 'last_checkpoint').read_text() == str(folder / CHECKPOINT_NAME)
-    return torch.load(folder / CHECKPOINT_NAME, weights_only=False)['meta']
+def saved_state(folder: Path) -> dict:
+    assert (folder / 'last_checkpoint').read_text() == str(folder / PREEMPTED_NAME)
+    return load_safely(folder / PREEMPTED_NAME)
 
 
 def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -136,16 +141,17 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
         assert torch.equal(value, right[key]), key
 
 
-STOPS: dict[str, tuple[SignalAt, bool, tuple[int, int, bool], list[float]]] = {
-    # where the signal comes; by epoch or not; epoch, step and due validation saved; validations after it
-    'in a step': (SignalAt(step=3), False, (0, 3, False), [10, 10]),
-    'in the step before a validation': (SignalAt(step=5), False, (0, 5, True), [10, 10]),
-    'in the last step': (SignalAt(step=10), False, (0, 10, True), [10]),
-    'in a validation': (SignalAt(validation=1, batch=2), False, (0, 5, True), [10, 10]),
-    'in the last batch of a validation': (SignalAt(validation=1, batch=4), False, (0, 5, True), [10, 10]),
-    'in the last validation': (SignalAt(validation=2, batch=1), False, (0, 10, True), [10]),
-    'in the last step of an epoch': (SignalAt(step=5), True, (1, 5, True), [10, 10]),
-    'in the validation of an epoch': (SignalAt(validation=1, batch=2), True, (1, 5, True), [10, 10]),
+STOPS: dict[str, tuple[SignalAt, bool, tuple[int, int], list[float]]] = {
+    # where the signal comes; by epoch or not; epoch and step saved; validations after it
+    'in a step': (SignalAt(step=3), False, (0, 3), [10, 10]),
+    'in the step before a validation': (SignalAt(step=5), False, (0, 5), [10, 10]),
+    'in the last step': (SignalAt(step=10), False, (0, 10), [10]),
+    'in a validation': (SignalAt(validation=1, batch=2), False, (0, 5), [10, 10]),
+    'in the last batch of a validation': (SignalAt(validation=1, batch=4), False, (0, 5), [10, 10]),
+    'in the last validation': (SignalAt(validation=2, batch=1), False, (0, 10), [10]),
+    'in the middle of an epoch': (SignalAt(step=3), True, (0, 3), [10, 10]),
+    'in the last step of an epoch': (SignalAt(step=5), True, (1, 5), [10, 10]),
+    'in the validation of an epoch': (SignalAt(validation=1, batch=2), True, (1, 5), [10, 10]),
 }
 
 
@@ -157,8 +163,8 @@ def test_a_stopped_training_ends_as_if_it_had_not_been(stop: str, tmp_path: Path
     with pytest.raises(SystemExit) as ended:
         train(tmp_path / 'stopped', hook, by_epoch)
     assert ended.value.code == PREEMPTED
-    told = meta(tmp_path / 'stopped')
-    assert (told['epoch'], told['iter'], told['validation_due']) == saved
+    meta = saved_state(tmp_path / 'stopped')['meta']
+    assert (meta['epoch'], meta['iter']) == saved
     stop_request.signum = 0
     after = SignalAt()
     assert_equal(whole, train(tmp_path / 'stopped', after, by_epoch, resume=True))
@@ -167,7 +173,7 @@ def test_a_stopped_training_ends_as_if_it_had_not_been(stop: str, tmp_path: Path
 
 def test_a_stop_that_could_not_save_says_so_and_names_no_checkpoint(tmp_path: Path) -> None:
     # A folder stands where the file should go.
-    (tmp_path / CHECKPOINT_NAME).mkdir()
+    (tmp_path / PREEMPTED_NAME).mkdir()
     with pytest.raises(
         UserError, match=r'after step 3, but .*preempted.pth could not be saved: Is a directory'
     ):
@@ -206,13 +212,13 @@ def test_a_restart_leaves_an_older_run_in_the_same_folder_alone(
         train(tmp_path, SignalAt(step=3))
     stop_request.signum = 0
     # The next run began later and died before its first checkpoint.
-    later = (tmp_path / CHECKPOINT_NAME).stat().st_mtime + 10
+    later = (tmp_path / PREEMPTED_NAME).stat().st_mtime + 10
     os.utime(tmp_path / STARTED_NAME, (later, later))
     monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
     from_the_start = SignalAt(step=1)
     with pytest.raises(SystemExit):
         train(tmp_path, from_the_start)
-    assert meta(tmp_path)['iter'] == 1
+    assert saved_state(tmp_path)['meta']['iter'] == 1
 
 
 def in_two_processes(folder: Path, work: Callable[[int], int]) -> list[int]:
@@ -261,5 +267,7 @@ def test_two_processes_leave_a_validation_together(
         return 0
 
     assert in_two_processes(tmp_path, work) == codes
-    told = meta(tmp_path)
-    assert (told['iter'], told['validation_due']) == (5, due)
+    state = saved_state(tmp_path)
+    assert state['meta']['iter'] == 5
+    validated = state['message_hub']['runtime_info'].get('iter_validated')
+    assert validated == (None if due else 5)
