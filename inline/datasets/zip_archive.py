@@ -1,9 +1,11 @@
 """Files inside a zip, read in place by any number of processes."""
 
 import os
+import stat
 import struct
 import zipfile
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +15,9 @@ from inline.errors import UserError
 
 # A member's bytes follow a header of this size and two fields whose lengths stand at its end.
 _HEADER_BYTES, _LENGTHS_AT = 30, 26
+_HEADER_MARK = b'PK\x03\x04'
+# Far above any image: what claims to unpack to more is meant to fill the memory.
+MAX_MEMBER_BYTES = 1 << 28
 _ENTRY = np.dtype([('offset', 'i8'), ('packed', 'i8'), ('size', 'i8'), ('crc', 'u4'), ('method', 'u2')])
 
 
@@ -22,6 +27,10 @@ class ZipArchive:
     The standard library's reader keeps some hundred bytes of objects for each member, in each process:
     a gigabyte a worker for ImageNet. Here the directory is three arrays, which forked workers share.
     Nothing is shared of the open file: each process opens its own, and a pickle holds none.
+
+    A zip may come from anyone. Members are only ever read, out of the zip itself and up to the size that
+    its directory states; names that would lead elsewhere once unpacked, links, and two members of one
+    name are refused, since no honest program writes them.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -31,10 +40,14 @@ class ZipArchive:
                 members = [member for member in file.infolist() if _is_wanted(member)]
         except (zipfile.BadZipFile, OSError) as error:
             raise UserError(f'{self.path} cannot be read as a zip: {error}') from error
+        size = self.path.stat().st_size
         for member in members:
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
-                raise UserError(f'{self.path}: {member.filename} is encrypted or packed in an unusual way')
+            if fault := _fault(member, size):
+                raise UserError(f'{self.path}: {member.filename!r} {fault}')
         members.sort(key=lambda member: member.filename)
+        for one, other in pairwise(members):
+            if one.filename == other.filename:
+                raise UserError(f'{self.path}: {one.filename!r} is in it twice')
         self._names = np.array([member.filename.encode() for member in members], dtype=np.bytes_)
         self._entries = np.array(
             [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in members],
@@ -80,17 +93,18 @@ class ZipArchive:
         offset, packed = int(entry['offset']), int(entry['packed'])
         descriptor = self._descriptor()
         header = os.pread(descriptor, _HEADER_BYTES, offset)
-        if len(header) < _HEADER_BYTES:
-            raise OSError(f'{self.path} ends before its member {name}')
+        if not header.startswith(_HEADER_MARK) or len(header) < _HEADER_BYTES:
+            raise OSError(f'{self.path}: {name} is damaged (it is not where the directory says)')
         offset += _HEADER_BYTES + sum(struct.unpack_from('<HH', header, _LENGTHS_AT))
         content = os.pread(descriptor, packed, offset)
         try:
             if entry['method'] == zipfile.ZIP_DEFLATED:
-                content = zlib.decompress(content, -zlib.MAX_WBITS)
+                # One byte more than stated tells a lie; no more is unpacked.
+                content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, int(entry['size']) + 1)
         except zlib.error as error:
             raise OSError(f'{self.path}: {name} is damaged ({error})') from error
         if len(content) != entry['size'] or zlib.crc32(content) != entry['crc']:
-            raise OSError(f'{self.path}: {name} is damaged (its check sum differs)')
+            raise OSError(f'{self.path}: {name} is damaged (its size or check sum differs)')
         return content
 
     def _descriptor(self) -> int:
@@ -110,3 +124,21 @@ class ZipArchive:
 def _is_wanted(member: zipfile.ZipInfo) -> bool:
     """Folders are not files, nor is what an operating system adds to its zips."""
     return not (member.is_dir() or member.filename.startswith('__MACOSX/'))
+
+
+def _fault(member: zipfile.ZipInfo, zip_size: int) -> str | None:
+    """Why a member is refused, None if it is not; `zip_size` in bytes."""
+    name = member.filename
+    if '\\' in name or ':' in name.split('/')[0] or any(part in ('', '.', '..') for part in name.split('/')):
+        return 'is no plain relative path'
+    if stat.S_ISLNK(member.external_attr >> 16):
+        return 'is a link'
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
+        return 'is encrypted or packed in an unusual way'
+    if member.file_size > MAX_MEMBER_BYTES:
+        return f'would unpack to {member.file_size} bytes: at most {MAX_MEMBER_BYTES} are read'
+    if not 0 <= member.header_offset <= member.header_offset + member.compress_size <= zip_size:
+        return 'lies outside the zip'
+    if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
+        return 'has two sizes'
+    return None

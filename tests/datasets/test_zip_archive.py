@@ -1,13 +1,19 @@
 import os
 import pickle
+import stat
+import struct
+import warnings
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inline.datasets.zip_archive import ZipArchive
+from inline.datasets import zip_archive
+from inline.datasets.zip_archive import MAX_MEMBER_BYTES, ZipArchive
 from inline.errors import UserError
 
 
@@ -81,5 +87,126 @@ def test_folders_and_additions_of_the_system_are_no_members(tmp_path: Path) -> N
 
 def test_unusual_packing_is_refused(tmp_path: Path) -> None:
     path = write_zip(tmp_path / 'a.zip', {'a': b'x' * 100}, zipfile.ZIP_BZIP2)
-    with pytest.raises(UserError, match='a is encrypted or packed in an unusual way'):
+    with pytest.raises(UserError, match="'a' is encrypted or packed in an unusual way"):
         ZipArchive(path)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        '../outside.JPEG',
+        'train/../../outside.JPEG',
+        'train/./a.JPEG',
+        '/etc/passwd',
+        'train//a.JPEG',
+        '..\\outside.JPEG',
+        'train\\a.JPEG',
+        'C:/outside.JPEG',
+    ],
+)
+def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+    path = write_zip(tmp_path / 'a.zip', {'good': b'x', name: b'y'})
+    with pytest.raises(UserError, match='is no plain relative path'):
+        ZipArchive(path)
+
+
+def test_links_are_refused_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / 'secret').write_text('secret')
+    link = zipfile.ZipInfo('link.JPEG')
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as file:
+        file.writestr(link, str(tmp_path / 'secret'))
+    with pytest.raises(UserError, match=r"'link\.JPEG' is a link"):
+        ZipArchive(tmp_path / 'a.zip')
+
+
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / 'a.zip', 'w') as file:
+        warnings.simplefilter('ignore')
+        file.writestr('a', b'first')
+        file.writestr('a', b'second')
+    with pytest.raises(UserError, match="'a' is in it twice"):
+        ZipArchive(tmp_path / 'a.zip')
+
+
+def change_directory(path: Path, change: Callable[[bytearray, int], None]) -> Path:
+    """Alter the directory's entry of the only member, whose fields begin at the given place."""
+    raw = bytearray(path.read_bytes())
+    change(raw, raw.index(b'PK\x01\x02'))
+    path.write_bytes(raw)
+    return path
+
+
+def set_field(at: int, value: int) -> Callable[[bytearray, int], None]:
+    return lambda raw, start: struct.pack_into('<I', raw, start + at, value)
+
+
+PACKED_SIZE, SIZE, OFFSET = 20, 24, 42
+
+
+def test_a_bomb_that_hides_its_size_unpacks_no_further_than_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_zip(tmp_path / 'a.zip', {'a': bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
+    archive = ZipArchive(change_directory(path, set_field(SIZE, 1000)))
+    unpacked = []
+    make = zlib.decompressobj
+
+    class Watched:
+        def __init__(self, *options: int) -> None:
+            self.inner = make(*options)
+
+        def decompress(self, content: bytes, limit: int) -> bytes:
+            unpacked.append(self.inner.decompress(content, limit))
+            return unpacked[-1]
+
+    monkeypatch.setattr(zip_archive.zlib, 'decompressobj', Watched)
+    with pytest.raises(OSError, match='a is damaged'):
+        archive.read('a')
+    assert [len(content) for content in unpacked] == [1001]
+
+
+@pytest.mark.parametrize(
+    ('compression', 'change', 'told'),
+    [
+        (zipfile.ZIP_DEFLATED, set_field(SIZE, MAX_MEMBER_BYTES + 1), 'would unpack to'),
+        (zipfile.ZIP_DEFLATED, set_field(PACKED_SIZE, 2_000_000_000), 'lies outside the zip'),
+        (zipfile.ZIP_STORED, set_field(OFFSET, 2_000_000_000), 'cannot be read|lies outside the zip'),
+        (zipfile.ZIP_STORED, set_field(SIZE, 7), 'has two sizes'),
+    ],
+    ids=['bomb', 'packed size', 'offset', 'stored size'],
+)
+def test_a_directory_that_lies_is_refused(
+    compression: int, change: Callable[[bytearray, int], None], told: str, tmp_path: Path
+) -> None:
+    path = write_zip(tmp_path / 'a.zip', {'a': b'x' * 1000}, compression)
+    with pytest.raises(UserError, match=told):
+        ZipArchive(change_directory(path, change))
+
+
+@pytest.mark.parametrize(
+    ('compression', 'change'),
+    [(zipfile.ZIP_DEFLATED, set_field(SIZE, 1_000_000)), (zipfile.ZIP_STORED, set_field(OFFSET, 5))],
+    ids=['too short', 'not a member'],
+)
+def test_a_lie_that_shows_in_reading_is_told(
+    compression: int, change: Callable[[bytearray, int], None], tmp_path: Path
+) -> None:
+    path = write_zip(tmp_path / 'a.zip', {'a': b'x' * 1000}, compression)
+    archive = ZipArchive(change_directory(path, change))
+    with pytest.raises(OSError, match='a is damaged'):
+        archive.read('a')
+
+
+def test_names_that_a_list_of_labels_makes_up_stay_inside(tmp_path: Path) -> None:
+    from inline.datasets.imagenet import ZipBackend
+
+    (tmp_path / 'secret').write_text('secret')
+    packed = write_zip(tmp_path / 'train.zip', {'n1/a.JPEG': b'x'})
+    write_zip(tmp_path / 'other.zip', {'b': b'y'})
+    backend = ZipBackend()
+    root = f'zip://{packed}!/'
+    assert backend.get(backend.join_path(root, 'n1/a.JPEG')) == b'x'
+    for name in ('../secret', f'{tmp_path}/secret', '../other.zip!/b', f'zip://{tmp_path}/other.zip!/b'):
+        with pytest.raises(FileNotFoundError, match=r'train\.zip has no member'):
+            backend.get(backend.join_path(root, name))
