@@ -138,3 +138,22 @@ class Page(HTMLParser):
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
+
+
+EVIL_NAMES = (
+    '<img src=x onerror=alert(1)>',
+    '"><script>alert(1)</script>',
+    '" onmouseover="alert(1)',
+    "' onfocus='alert(1)' autofocus='",
+    '</title></style></svg><svg onload=alert(1)>',
+    '{{ 7 * 7 }}{% raw %}',
+)
+
+
+def assert_harmless(html: str, num_scripts: int) -> None:
+    """No tag but the page's own, no handler of an event, and no picture from outside."""
+    page = Page(html)
+    assert len(page.attributes('script')) == num_scripts
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith('on') or name == 'autofocus'], tag
+        assert tag != 'img' or (attributes['src'] or '').startswith('data:image/')

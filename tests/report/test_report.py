@@ -11,12 +11,22 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from report_helpers import Page, fabricate_demo, training_line, write_scalars, write_test_metrics
+from report_helpers import (
+    EVIL_NAMES,
+    Page,
+    assert_harmless,
+    fabricate_demo,
+    training_line,
+    write_scalars,
+    write_test_metrics,
+)
 
 from inline.engine.logs import Curve, read_scalars, training_minutes
 from inline.errors import UserError
 from inline.report import RunResult, collect_results, compare_detection, format_table, write_report
+from inline.report.charts import draw_chart
 from inline.report.drawing import PALETTE, ZOOM, Instance, draw_instances, draw_label_map
+from inline.report.samples import Sample
 
 SETTINGS = {'Hardware': '2 cores', 'Commit': 'abc1234', 'Seed': '0'}
 NUM_CHARTS = 6
@@ -211,6 +221,33 @@ def test_values_are_escaped(results: list[RunResult], tmp_path: Path) -> None:
     html = (tmp_path / 'report.html').read_text()
     assert '<script>alert' not in html
     assert Page(html).text.count(evil) == 2 + 3 * len(results)
+
+
+@pytest.mark.parametrize('evil', EVIL_NAMES)
+def test_no_name_of_a_file_class_or_setting_becomes_part_of_the_page(
+    evil: str, results: list[RunResult], tmp_path: Path
+) -> None:
+    def rename(sample: Sample) -> Sample:
+        panels = {name: replace(panel, description=evil) for name, panel in sample.panels.items()}
+        return replace(sample, image=evil, note=evil, panels=panels)
+
+    renamed = [
+        replace(run, title=evil, model=evil, samples=[rename(sample) for sample in run.samples])
+        for run in results
+    ]
+    write_report(renamed, tmp_path / 'report.html', {evil: evil, 'Command': f'train.py {evil}'})
+    html = (tmp_path / 'report.html').read_text()
+    assert_harmless(html, num_scripts=1)
+    assert evil in Page(html).text
+    assert any(evil in (image['alt'] or '') for image in Page(html).attributes('img'))
+
+
+@pytest.mark.parametrize('evil', EVIL_NAMES)
+def test_no_name_of_a_curve_becomes_part_of_a_chart(evil: str) -> None:
+    chart = draw_chart(evil, evil, {evil: Curve((1, 2), (0.5, 0.25)), 'other': Curve((1,), (0.5,))})
+    assert chart is not None
+    assert_harmless(str(chart), num_scripts=0)
+    assert Page(str(chart)).text.count(evil) == 2, 'the axis and the legend name it as it is'
 
 
 def test_the_same_results_give_the_same_page(report: Path, results: list[RunResult], tmp_path: Path) -> None:

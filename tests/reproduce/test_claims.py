@@ -21,6 +21,7 @@ from inline.reproduce.claims import (
     read_probes,
     write_page,
 )
+from tests.report.report_helpers import EVIL_NAMES, Page, assert_harmless
 
 ACCURACIES = {
     'softmax': (80.0, 82.0, 81.0),
@@ -109,6 +110,16 @@ def test_the_page_shows_everything_and_escapes_names(tmp_path: Path) -> None:
     assert page.count(f'>{REFUTED}<') == 3
     assert '4 of 9 claims held' in re.sub(r'\s+', ' ', page)
     assert '81.5 ± 0.5' in page
+
+
+@pytest.mark.parametrize('evil', EVIL_NAMES)
+def test_no_caption_or_setting_becomes_part_of_the_page(evil: str, tmp_path: Path) -> None:
+    (tmp_path / 'figure.png').write_bytes(b'not really a picture')
+    write_page(EVIDENCE, {evil: tmp_path / 'figure.png'}, {evil: evil}, tmp_path / 'report.html')
+    html = (tmp_path / 'report.html').read_text()
+    assert_harmless(html, num_scripts=0)
+    assert Page(html).text.count(evil) == 3
+    assert Page(html).attributes('img')[0]['alt'] == evil
 
 
 @pytest.mark.slow
