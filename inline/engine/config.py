@@ -8,6 +8,7 @@ from typing import Any
 from mmengine.config import Config, DictAction
 
 from inline.datasets.imagenet_layout import zip_of
+from inline.engine.safetensors_files import SUFFIX
 from inline.errors import UserError
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
@@ -78,7 +79,17 @@ def check_paths(cfg: Config, dataloaders: tuple[str, ...]) -> None:
 def check_checkpoint(path: str, what: str = 'checkpoint') -> None:
     """Refuse a checkpoint on this machine that is not there; addresses of elsewhere are left alone."""
     if '://' not in path and not Path(path).is_file():
-        raise UserError(f'{what} {path!r} does not exist: give the path of a .pth file')
+        raise UserError(f'{what} {path!r} does not exist: give the path of a .pth or .safetensors file')
+
+
+def check_resumable(cfg: Config) -> None:
+    """Refuse to go on from a file that can hold no state of a training."""
+    source = cfg.get('load_from')
+    if cfg.get('resume') and source and Path(source).suffix == SUFFIX:
+        raise UserError(
+            f'--resume {str(source)!r}: a safetensors file holds weights and no state of a training; '
+            'start from them with --cfg-options load_from=FILE, or resume from a .pth file'
+        )
 
 
 def _leaf_datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:

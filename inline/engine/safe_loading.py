@@ -1,7 +1,7 @@
 """Checkpoints hold data: nothing in one is executed, whichever way it is loaded.
 
-MMEngine tries the safe way first and then unpickles the whole file, which runs whatever is in it.
-:func:`install` takes that second way away.
+MMEngine tries the safe way first and then unpickles the whole file, which runs whatever is in it; what it
+fetches from an address it unpickles at once. :func:`install` takes these ways away.
 """
 
 import pickle
@@ -10,14 +10,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import numpy as np
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from numpy._core import multiarray as _multiarray
+from safetensors import SafetensorError
 
+from inline.engine.safetensors_files import is_safetensors, read_safetensors
 from inline.errors import UserError
+
+
+class NotDataError(UserError):
+    """A checkpoint holds more than data; `what` is the name of it."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
 
 
 def _statistic(owner: Any, name: str) -> Any:
@@ -44,6 +55,8 @@ _trusted = False
 def load_safely(file: Any, map_location: Any = 'cpu', also: Sequence[Any] = ()) -> Any:
     """The content of a checkpoint, as a path or a file object; `also` are further types that are data."""
     with _told_in_one_line(file), torch.serialization.safe_globals([*_DATA, *also]):
+        if is_safetensors(file):
+            return read_safetensors(file, map_location)
         return torch.load(file, map_location=map_location, weights_only=True)
 
 
@@ -52,7 +65,21 @@ def load(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None)
     if not _trusted:
         return load_safely(file, map_location)
     with _told_in_one_line(file):
+        if is_safetensors(file):
+            return read_safetensors(file, map_location)
         return torch.load(file, map_location=map_location, weights_only=False)
+
+
+def fetch(url: str, model_dir: str | None = None, map_location: Any = 'cpu', progress: bool = True) -> Any:
+    """Download a checkpoint unless it is there already, and :func:`load` it. The signature is MMEngine's."""
+    target = Path(model_dir or Path(torch.hub.get_dir(), 'checkpoints'), Path(urlparse(url).path).name)
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(url, str(target), progress=progress)
+        except OSError as error:
+            raise UserError(f'cannot download {url}: {getattr(error, "reason", None) or error}') from error
+    return load(str(target), map_location)
 
 
 def install(trust: bool = False) -> None:
@@ -60,6 +87,7 @@ def install(trust: bool = False) -> None:
     global _trusted
     _trusted = trust
     mmengine_checkpoint._safe_torch_load = load
+    mmengine_checkpoint.load_url = fetch
 
 
 @contextmanager
@@ -69,11 +97,20 @@ def _told_in_one_line(file: Any) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f'checkpoint {name} cannot be read: {error.strerror or error}') from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, AttributeError) as error:
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
         foreign = re.search(r'(?:GLOBAL|class|function) (\S+)', str(error))
         if foreign and isinstance(error, pickle.UnpicklingError):
-            raise UserError(
+            raise NotDataError(
                 f'checkpoint {name} holds {foreign[1]}, which is not data, and was not loaded: if you trust '
-                'where it comes from, --trust-checkpoint loads it and runs what is in it'
+                'where it comes from, --trust-checkpoint loads it and runs what is in it',
+                foreign[1],
             ) from error
         raise UserError(f'checkpoint {name} cannot be read: it is damaged or no checkpoint') from error

@@ -1,8 +1,6 @@
 """From a checkpoint of the authors to one of ours."""
 
 import argparse
-import pickle
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inline.engine.safe_loading import NotDataError, load_safely
 from inline.errors import UserError
 from inline.official.catalogue import OFFICIAL, OfficialModel
 from inline.official.keys import MisfitError, rename, tell_family
@@ -24,23 +23,34 @@ WEIGHT_KEYS = ('state_dict_ema', 'model', 'state_dict')
 _HARMLESS: list[Any] = [argparse.Namespace, (OrderedDict, 'yacs.config.CfgNode')]
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint of the authors. No code of the file is executed."""
+def read_content(path: str | Path) -> Any:
+    """All that is in a checkpoint of the authors or of ours. No code of the file is executed."""
     try:
-        with torch.serialization.safe_globals(_HARMLESS):
-            content = torch.load(path, map_location='cpu', weights_only=True)
-    except OSError as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, AttributeError) as error:
-        foreign = re.search(r'GLOBAL (\S+)', str(error))
-        reason = f'it holds {foreign[1]}, which is not data' if foreign else 'it is damaged or no checkpoint'
-        raise UserError(f'{str(path)!r} cannot be read safely: {reason}') from error
+        return load_safely(path, also=_HARMLESS)
+    except NotDataError as error:
+        # Its advice to trust the file is no option here.
+        raise UserError(
+            f'{str(path)!r} cannot be read safely: it holds {error.what}, which is not data'
+        ) from error
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint of the authors."""
+    return find_weights(read_content(path), path)
+
+
+def find_weights(content: Any, path: str | Path) -> dict[str, Tensor]:
+    """The weights in what was read from `path`, without what torch's wrapper puts before their names."""
     if isinstance(content, Mapping):
         nested = next((content[key] for key in WEIGHT_KEYS if key in content), content)
         if isinstance(nested, Mapping) and nested and all(isinstance(v, Tensor) for v in nested.values()):
-            # Left by torch's wrapper for several GPUs.
             return {str(key).removeprefix('module.'): value for key, value in nested.items()}
     raise UserError(f'{str(path)!r} holds no weights: expected tensors under one of {", ".join(WEIGHT_KEYS)}')
+
+
+def is_ours(weights: Mapping[str, Tensor]) -> bool:
+    """Whether the weights have our names already; the authors know no backbone apart."""
+    return any(name.startswith('backbone.') for name in weights)
 
 
 def convert(theirs: Mapping[str, Tensor]) -> tuple[OfficialModel, dict[str, Tensor]]:

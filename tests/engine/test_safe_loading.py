@@ -15,7 +15,7 @@ from mmengine.runner import CheckpointLoader, load_checkpoint
 from mmengine.runner import checkpoint as mmengine_checkpoint
 
 from inline.engine.pretrained import read_weights
-from inline.engine.safe_loading import install, load_safely
+from inline.engine.safe_loading import fetch, install, load_safely
 from inline.errors import UserError
 from inline.official.convert import read_checkpoint
 from tests.conftest import ROOT, run_tool
@@ -80,13 +80,17 @@ PATHS: dict[str, Callable[[str], Any]] = {
     'init_cfg': read_weights,
     'convert': read_checkpoint,
     'MMEngine, load_from and resume': lambda path: CheckpointLoader.load_checkpoint(path, 'cpu'),
+    'MMEngine, from an address': lambda path: mmengine_checkpoint.load_from_http(
+        f'file://{path}', map_location='cpu', model_dir=f'{path}.fetched'
+    ),
     'MMEngine, into a model': lambda path: load_checkpoint(torch.nn.Linear(1, 1), path),
 }
 
 
 @pytest.fixture(autouse=True)
 def safe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(mmengine_checkpoint, '_safe_torch_load', mmengine_checkpoint._safe_torch_load)
+    for name in ('_safe_torch_load', 'load_url'):
+        monkeypatch.setattr(mmengine_checkpoint, name, getattr(mmengine_checkpoint, name))
     install()
     yield
     install()
@@ -136,6 +140,17 @@ def test_what_mmengine_saves_is_data(tmp_path: Path) -> None:
     loaded = load_safely(tmp_path / 'own.pth')
     assert loaded['message_hub']['log_scalars']['train/loss'].mean() == 1.5
     assert loaded['message_hub']['step'] == 3
+
+
+def test_a_checkpoint_is_fetched_once(tmp_path: Path) -> None:
+    torch.save({'state_dict': WEIGHT}, tmp_path / 'good.pth')
+    for _ in range(2):
+        fetched = fetch(f'file://{tmp_path}/good.pth', model_dir=str(tmp_path / 'kept'))
+        assert fetched['state_dict'].keys() == WEIGHT.keys()
+        (tmp_path / 'good.pth').unlink(missing_ok=True)
+    assert [path.name for path in (tmp_path / 'kept').iterdir()] == ['good.pth']
+    with pytest.raises(UserError, match=r'cannot download file:///gone\.pth: '):
+        fetch('file:///gone.pth', model_dir=str(tmp_path / 'kept'))
 
 
 @pytest.mark.slow
