@@ -10,6 +10,7 @@ def main() -> None:
     stop_request.watch()
     prepare()
     from inline.engine.launch import add_common_arguments, train
+    from inline.engine.replay import replay
 
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
@@ -30,8 +31,17 @@ def main() -> None:
     parser.add_argument(
         '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
     )
+    parser.add_argument(
+        '--replay',
+        metavar='DUMP',
+        help='run the step again at which a training stopped because its loss was not finite, and tell where',
+    )
     add_common_arguments(parser)
-    train(parser.parse_args())
+    args = parser.parse_args()
+    if args.replay is None:
+        train(args)
+    else:
+        replay(args)
 
 
 if __name__ == '__main__':

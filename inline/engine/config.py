@@ -82,12 +82,11 @@ def check_checkpoint(path: str, what: str = 'checkpoint') -> None:
         raise UserError(f'{what} {path!r} does not exist: give the path of a .pth or .safetensors file')
 
 
-def check_resumable(cfg: Config) -> None:
+def check_resumable(path: str) -> None:
     """Refuse to go on from a file that can hold no state of a training."""
-    source = cfg.get('load_from')
-    if cfg.get('resume') and source and Path(source).suffix == SUFFIX:
+    if Path(path).suffix == SUFFIX:
         raise UserError(
-            f'--resume {str(source)!r}: a safetensors file holds weights and no state of a training; '
+            f'--resume {str(path)!r}: a safetensors file holds weights and no state of a training; '
             'start from them with --cfg-options load_from=FILE, or resume from a .pth file'
         )
 

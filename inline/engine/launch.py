@@ -17,12 +17,14 @@ from inline.engine.config import (
     CfgOptions,
     check_checkpoint,
     check_paths,
+    check_resumable,
     load_config,
     set_data_root,
     walk_dicts,
 )
 from inline.engine.distributed import adapt_to_hardware
 from inline.engine.finetune import fit_to_own_data
+from inline.engine.nonfinite import NonFiniteLossHook
 from inline.engine.preemption import prepare_for_stops
 from inline.engine.pretrained import check_whole
 from inline.engine.resume import choose_checkpoint, make_resumable
@@ -95,11 +97,14 @@ def train(args: argparse.Namespace) -> None:
         scale_lr(cfg)
     resume = args.resume or (cfg.get('resume') and (cfg.get('load_from') or 'auto')) or None
     if resume is not None and resume != 'auto':
+        check_resumable(resume)
         cfg.load_from = resume
     check_paths(cfg, ('train_dataloader', 'val_dataloader'))
     guard_data(cfg, ('train_dataloader', 'val_dataloader'))
     make_resumable(cfg)
+    watch = NonFiniteLossHook(cfg.get('skip_nonfinite', 0))
     runner = build_runner(cfg, resume)
+    runner.register_hook(watch)
     prepare_for_stops(runner)
     runner.train()
 
