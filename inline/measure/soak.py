@@ -1,0 +1,172 @@
+"""Whether a long training holds its memory and its open files: sampling, the verdict, and a picture."""
+
+import csv
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import psutil
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from inline.errors import UserError
+
+MEGABYTE = 1e6
+# Of memory in percent and of open files, over the time that is judged.
+MAX_MEMORY_GROWTH, MAX_HANDLE_GROWTH = 2.0, 0.5
+MIN_SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A training and all processes below it at one moment. Memory in megabytes.
+
+    Args:
+        seconds: Since the training began.
+        processes: How many there are.
+        main: Memory of the training itself. Pages that processes share count in parts (PSS).
+        workers: Memory of the processes below it, counted so, too.
+        resident: Of all, with shared pages counted in each (RSS).
+        handles: Open files of all, sockets and pipes included.
+        threads: Of all.
+    """
+
+    seconds: float
+    processes: int
+    main: float
+    workers: float
+    resident: float
+    handles: int
+    threads: int
+
+    @property
+    def memory(self) -> float:
+        return self.main + self.workers
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Growth over the time after warm-up, by a line through it.
+
+    Args:
+        start: Where warm-up ended, in seconds.
+        memory: Growth in percent of the line's beginning.
+        handles: Growth in open files.
+    """
+
+    start: float
+    memory: float
+    handles: float
+
+    @property
+    def holds(self) -> bool:
+        return self.memory < MAX_MEMORY_GROWTH and self.handles < MAX_HANDLE_GROWTH
+
+    def describe(self) -> str:
+        word = 'holds' if self.holds else 'GROWS'
+        return (
+            f'{word}: after {self.start / 60:.1f} minutes of warm-up memory grew by {self.memory:+.2f} % '
+            f'(allowed: less than {MAX_MEMORY_GROWTH:g} %) and open files by {self.handles:+.1f} '
+            f'(less than {MAX_HANDLE_GROWTH:g})'
+        )
+
+
+def take_sample(process: psutil.Process, began: float) -> Sample:
+    """Look at a process and all below it; one that ends meanwhile is left out."""
+    memory, resident, handles, threads = [], 0.0, 0, 0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            with one.oneshot():
+                full = one.memory_full_info()
+                counts = one.num_fds(), one.num_threads()
+        except psutil.Error:
+            if one is process:
+                raise
+            continue
+        memory.append(full.pss / MEGABYTE)
+        resident += full.rss / MEGABYTE
+        handles, threads = handles + counts[0], threads + counts[1]
+    seconds = time.monotonic() - began
+    return Sample(seconds, len(memory), memory[0], sum(memory[1:]), resident, handles, threads)
+
+
+def watch(
+    process: psutil.Process, seconds: float, interval: float, tell: Callable[[Sample], None]
+) -> list[Sample]:
+    """Samples until the time is over or the process has ended, whichever comes first."""
+    began = time.monotonic()
+    samples: list[Sample] = []
+    # One that has ended stays to be seen, with nothing in it, until it is waited for.
+    while time.monotonic() - began < seconds and process.status() != psutil.STATUS_ZOMBIE:
+        try:
+            samples.append(take_sample(process, began))
+        except psutil.Error:
+            break
+        tell(samples[-1])
+        time.sleep(interval)
+    return samples
+
+
+def judge(samples: Sequence[Sample], warm_up: float = 0.25) -> Verdict:
+    """The verdict on a run; `warm_up` is the share of its time that is not judged."""
+    start = warm_up * samples[-1].seconds if samples else 0.0
+    kept = [sample for sample in samples if sample.seconds >= start]
+    if len(kept) < MIN_SAMPLES:
+        raise UserError(
+            f'{len(kept)} samples after warm-up say nothing of growth: {MIN_SAMPLES} are needed: run longer'
+        )
+    seconds = np.array([sample.seconds for sample in kept])
+    span = seconds[-1] - seconds[0]
+    slope, level = fit_line(seconds, np.array([sample.memory for sample in kept]))
+    handle_slope, _ = fit_line(seconds, np.array([float(sample.handles) for sample in kept]))
+    return Verdict(start, float(100 * slope * span / level), float(handle_slope * span))
+
+
+def fit_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Slope, and value at the first x, of the line by Theil and Sen: the median of the slopes of all pairs.
+
+    Peaks in up to 29 % of the points, such as those during validation, do not move it.
+    """
+    first, second = np.triu_indices(len(x), 1)
+    slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+    return slope, float(np.median(y - slope * (x - x[0])))
+
+
+def write_samples(samples: Sequence[Sample], path: Path) -> None:
+    with path.open('w', newline='') as file:
+        writer = csv.writer(file, lineterminator='\n')
+        writer.writerow([field.name for field in fields(Sample)])
+        for sample in samples:
+            writer.writerow([f'{x:.1f}' if isinstance(x, float) else x for x in astuple(sample)])
+
+
+def draw(samples: Sequence[Sample], verdict: Verdict, path: Path) -> None:
+    """Memory above, open files and threads below, over minutes; warm-up is shaded and the line dashed."""
+    minutes = np.array([sample.seconds / 60 for sample in samples])
+    memory = np.array([sample.memory for sample in samples])
+    figure = Figure(figsize=(8, 5.5), layout='constrained')
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    upper.plot(minutes, memory, label='all processes')
+    upper.plot(minutes, [sample.main for sample in samples], label='training')
+    upper.plot(minutes, [sample.workers for sample in samples], label='data workers')
+    judged = minutes >= verdict.start / 60
+    slope, level = fit_line(minutes[judged], memory[judged])
+    upper.plot(
+        minutes[judged], level + slope * (minutes[judged] - minutes[judged][0]), 'k--', label='fitted line'
+    )
+    upper.set_ylabel('memory, PSS (MB)')
+    upper.set_title(f'memory {verdict.memory:+.2f} %, open files {verdict.handles:+.1f} after warm-up')
+    lower.plot(minutes, [sample.handles for sample in samples], label='open files')
+    lower.plot(minutes, [sample.threads for sample in samples], label='threads')
+    lower.set_ylabel('number, all processes')
+    lower.set_xlabel('time (minutes)')
+    for axes in (upper, lower):
+        axes.axvspan(0, verdict.start / 60, color='0.9', label='warm-up')
+        axes.set_ylim(bottom=0)
+        axes.legend(loc='lower right', ncols=3, fontsize='small')
+        axes.grid(alpha=0.3)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=120)
