@@ -229,11 +229,12 @@ def run_two(words: list[Any], folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('more', ['', "runner_type = 'inline.ShardedRunner'"], ids=['copies', 'shares'])
 def test_two_processes_stop_together_and_the_one_that_has_it_writes_it(
-    poisoned: Callable[..., list[Any]], tmp_path: Path
+    more: str, poisoned: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     (tmp_path / 'run').mkdir()
-    words = poisoned('classification', **{'model.head.loss.rank': 1})
+    words = poisoned('classification', more=more, **{'model.head.loss.rank': 1})
     (code_0, said), (code_1, _) = run_two([*words[:1], '--launcher', 'pytorch', *words[1:]], tmp_path)
     assert (code_0, code_1) == (2, 2), said[-3000:]
     last = said.strip().splitlines()[-1]
@@ -242,6 +243,7 @@ def test_two_processes_stop_together_and_the_one_that_has_it_writes_it(
     assert [path.name for path in (tmp_path / 'run').glob('*.dump')] == ['nonfinite_step_2_rank_1.dump']
     dump = read_dump(tmp_path / 'run' / 'nonfinite_step_2_rank_1.dump')
     assert all(name in last for name in dump.images)
+    assert dump.weights['head.fc.weight'].shape == (10, 96), 'whole, whoever has which share'
     assert all(value.isfinite().all() for value in dump.weights.values())
 
 
