@@ -2,11 +2,13 @@
 
 python benchmarks/soak.py --minutes 30 --out work_dirs/soak
 
-Exit code 1 if memory of all processes grows by 2 % or more after warm-up, or the number of open files grows.
+The time counts from the first checkpoint. Exit code 1 if memory of all processes grows by 2 % or more after
+warm-up, or the number of open files grows.
 """
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -43,11 +45,14 @@ def main() -> int:
     ]
     words = ['--work-dir', args.out / 'run', *(['--data-root', args.data_root] if args.data_root else [])]
     command = tool_command('train', [args.config], 1, [*words, '--cfg-options', *options])
-    log = args.out / 'train.log'
+    log, marker = args.out / 'train.log', args.out / 'run' / 'last_checkpoint'
+    marker.unlink(missing_ok=True)
     with log.open('wb') as file:
         training = subprocess.Popen(command, stdout=file, stderr=file, env=environment(), cwd=ROOT)
+    process = psutil.Process(training.pid)
     try:
-        samples = watch(psutil.Process(training.pid), 60 * args.minutes, args.interval, tell)
+        wait_for_checkpoint(training, marker)
+        samples = watch(process, 60 * args.minutes, args.interval, tell)
         code = training.poll()
     finally:
         end(training)
@@ -61,10 +66,16 @@ def main() -> int:
     return 0 if verdict.holds else 1
 
 
+def wait_for_checkpoint(training: subprocess.Popen[bytes], marker: Path) -> None:
+    """Until all has happened once: importing, training, validation and a save. The clock starts then."""
+    while training.poll() is None and not marker.exists():
+        time.sleep(0.2)
+
+
 def tell(sample: Sample) -> None:
     print(
         f'{sample.seconds:7.0f} s  {sample.processes} processes  {sample.memory:7.1f} MB  '
-        f'{sample.handles} open files  {sample.threads} threads',
+        f'{sample.handles} open files  {sample.shared} shared tensors  {sample.threads} threads',
         flush=True,
     )
 

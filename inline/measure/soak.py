@@ -1,8 +1,10 @@
 """Whether a long training holds its memory and its open files: sampling, the verdict, and a picture."""
 
 import csv
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -15,8 +17,11 @@ from numpy.typing import NDArray
 from inline.errors import UserError
 
 MEGABYTE = 1e6
-# Of memory in percent and of open files, over the time that is judged.
-MAX_MEMORY_GROWTH, MAX_HANDLE_GROWTH = 2.0, 0.5
+# Over the time that is judged: of memory in percent, of open files, and of shared tensors in percent. How
+# many of these are on their way changes from moment to moment, and the line with it.
+MAX_MEMORY_GROWTH, MAX_HANDLE_GROWTH, MAX_SHARED_GROWTH = 2.0, 0.5, 20.0
+# Data workers hand tensors on in such files, each of which is open on both sides while it is on its way.
+_SHARED_MEMORY = '/dev/shm/'
 MIN_SAMPLES = 10
 
 
@@ -30,7 +35,8 @@ class Sample:
         main: Memory of the training itself. Pages that processes share count in parts (PSS).
         workers: Memory of the processes below it, counted so, too.
         resident: Of all, with shared pages counted in each (RSS).
-        handles: Open files of all, sockets and pipes included.
+        handles: Open files of all, sockets and pipes included, shared tensors not.
+        shared: Open files that hold tensors on their way from data workers.
         threads: Of all.
     """
 
@@ -40,6 +46,7 @@ class Sample:
     workers: float
     resident: float
     handles: int
+    shared: int
     threads: int
 
     @property
@@ -55,42 +62,62 @@ class Verdict:
         start: Where warm-up ended, in seconds.
         memory: Growth in percent of the line's beginning.
         handles: Growth in open files.
+        shared: Growth of tensors on their way, in percent.
     """
 
     start: float
     memory: float
     handles: float
+    shared: float
 
     @property
     def holds(self) -> bool:
-        return self.memory < MAX_MEMORY_GROWTH and self.handles < MAX_HANDLE_GROWTH
+        return (
+            self.memory < MAX_MEMORY_GROWTH
+            and self.handles < MAX_HANDLE_GROWTH
+            and self.shared < MAX_SHARED_GROWTH
+        )
 
     def describe(self) -> str:
         word = 'holds' if self.holds else 'GROWS'
         return (
             f'{word}: after {self.start / 60:.1f} minutes of warm-up memory grew by {self.memory:+.2f} % '
-            f'(allowed: less than {MAX_MEMORY_GROWTH:g} %) and open files by {self.handles:+.1f} '
-            f'(less than {MAX_HANDLE_GROWTH:g})'
+            f'(allowed: less than {MAX_MEMORY_GROWTH:g} %), open files by {self.handles:+.1f} '
+            f'(less than {MAX_HANDLE_GROWTH:g}) and tensors on their way by {self.shared:+.1f} % '
+            f'(less than {MAX_SHARED_GROWTH:g} %)'
         )
 
 
 def take_sample(process: psutil.Process, began: float) -> Sample:
     """Look at a process and all below it; one that ends meanwhile is left out."""
-    memory, resident, handles, threads = [], 0.0, 0, 0
+    memory, resident, threads = [], 0.0, 0
+    handles: list[str] = []
     for one in [process, *process.children(recursive=True)]:
         try:
-            with one.oneshot():
-                full = one.memory_full_info()
-                counts = one.num_fds(), one.num_threads()
-        except psutil.Error:
+            full, links, running = one.memory_full_info(), _open_files(one.pid), one.num_threads()
+        except (psutil.Error, OSError):
             if one is process:
                 raise
             continue
         memory.append(full.pss / MEGABYTE)
         resident += full.rss / MEGABYTE
-        handles, threads = handles + counts[0], threads + counts[1]
+        threads += running
+        handles += links
+    shared = sum(link.startswith(_SHARED_MEMORY) for link in handles)
     seconds = time.monotonic() - began
-    return Sample(seconds, len(memory), memory[0], sum(memory[1:]), resident, handles, threads)
+    return Sample(
+        seconds, len(memory), memory[0], sum(memory[1:]), resident, len(handles) - shared, shared, threads
+    )
+
+
+def _open_files(pid: int) -> list[str]:
+    """What a process's handles lead to; one that is closed meanwhile is left out."""
+    links = []
+    with os.scandir(f'/proc/{pid}/fd') as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                links.append(os.readlink(entry.path))
+    return links
 
 
 def watch(
@@ -99,11 +126,14 @@ def watch(
     """Samples until the time is over or the process has ended, whichever comes first."""
     began = time.monotonic()
     samples: list[Sample] = []
-    # One that has ended stays to be seen, with nothing in it, until it is waited for.
-    while time.monotonic() - began < seconds and process.status() != psutil.STATUS_ZOMBIE:
+    # On a busy machine the time may be over before there is enough to judge.
+    while time.monotonic() - began < seconds or len(samples) < MIN_SAMPLES:
         try:
+            # One that has ended stays to be seen, with nothing in it, until it is waited for.
+            if process.status() == psutil.STATUS_ZOMBIE:
+                break
             samples.append(take_sample(process, began))
-        except psutil.Error:
+        except (psutil.Error, OSError):
             break
         tell(samples[-1])
         time.sleep(interval)
@@ -119,10 +149,11 @@ def judge(samples: Sequence[Sample], warm_up: float = 0.25) -> Verdict:
             f'{len(kept)} samples after warm-up say nothing of growth: {MIN_SAMPLES} are needed: run longer'
         )
     seconds = np.array([sample.seconds for sample in kept])
-    span = seconds[-1] - seconds[0]
-    slope, level = fit_line(seconds, np.array([sample.memory for sample in kept]))
-    handle_slope, _ = fit_line(seconds, np.array([float(sample.handles) for sample in kept]))
-    return Verdict(start, float(100 * slope * span / level), float(handle_slope * span))
+    span = float(seconds[-1] - seconds[0])
+    memory, level = fit_line(seconds, np.array([sample.memory for sample in kept]))
+    handles, _ = fit_line(seconds, np.array([float(sample.handles) for sample in kept]))
+    shared, on_way = fit_line(seconds, np.array([float(sample.shared) for sample in kept]))
+    return Verdict(start, 100 * memory * span / level, handles * span, 100 * shared * span / max(on_way, 1.0))
 
 
 def fit_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -160,6 +191,7 @@ def draw(samples: Sequence[Sample], verdict: Verdict, path: Path) -> None:
     upper.set_ylabel('memory, PSS (MB)')
     upper.set_title(f'memory {verdict.memory:+.2f} %, open files {verdict.handles:+.1f} after warm-up')
     lower.plot(minutes, [sample.handles for sample in samples], label='open files')
+    lower.plot(minutes, [sample.shared for sample in samples], label='tensors on their way', alpha=0.5)
     lower.plot(minutes, [sample.threads for sample in samples], label='threads')
     lower.set_ylabel('number, all processes')
     lower.set_xlabel('time (minutes)')

@@ -15,9 +15,17 @@ from tests.conftest import run_tool
 
 
 def series(
-    growth: float = 0.0, noise: float = 0.0, peaks: float = 0.0, handles: float = 0.0, length: int = 200
+    growth: float = 0.0,
+    noise: float = 0.0,
+    peaks: float = 0.0,
+    handles: float = 0.0,
+    shared: float = 0.0,
+    length: int = 360,
 ) -> list[Sample]:
-    """Half an hour of samples: warm-up to 1000 MB, then `growth` percent by its end."""
+    """Half an hour of samples: warm-up to 1000 MB, then `growth` percent by its end.
+
+    Some 300 tensors are on their way, now more, now less, and grow by `shared` percent.
+    """
     random = np.random.default_rng(0)
     samples = []
     for index in range(length):
@@ -28,7 +36,8 @@ def series(
         peak = peaks if index % 5 == 0 else 0.0
         opened = 40 + int(handles * after) + (3 if peak else 0)
         main = level + noise * random.standard_normal() + peak
-        samples.append(Sample(seconds, 3, main - 200, 200.0, 2 * main, opened, 10))
+        on_way = int((300 + 100 * random.standard_normal()) * (1 + shared / 100 * after))
+        samples.append(Sample(seconds, 3, main - 200, 200.0, 2 * main, opened, on_way, 10))
     return samples
 
 
@@ -39,11 +48,12 @@ def series(
         ({'growth': 1.0}, True, 1.0),
         ({'growth': 3.0}, False, 3.0),
         ({'growth': -3.0}, True, -3.0),
-        ({'noise': 20.0}, True, 0.0),
-        ({'noise': 20.0, 'growth': 5.0}, False, 5.0),
+        ({'noise': 10.0}, True, 0.0),
+        ({'noise': 10.0, 'growth': 5.0}, False, 5.0),
         ({'peaks': 400.0}, True, 0.0),
         ({'peaks': 400.0, 'growth': 4.0}, False, 4.0),
         ({'handles': 5.0}, False, 0.0),
+        ({'shared': 60.0}, False, 0.0),
     ],
     ids=str,
 )
@@ -100,7 +110,7 @@ def test_a_sample_sees_the_processes_below_and_what_they_hold(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_short_run_is_sampled_judged_and_drawn(digit_scenes: Path, tmp_path: Path) -> None:
     done = run_tool(
-        'benchmarks/soak.py', '--minutes', '0.25', '--interval', '0.5', '--warm-up', '0.1', '--every', '3',
+        'benchmarks/soak.py', '--minutes', '0.1', '--interval', '0.3', '--warm-up', '0', '--every', '3',
         '--data-root', digit_scenes.parent, '--out', tmp_path,
     )  # fmt: skip
     # So short a run may still grow; it must have been watched to the end.
