@@ -198,7 +198,7 @@ def draw(samples: Sequence[Sample], verdict: Verdict, path: Path) -> None:
     for axes in (upper, lower):
         axes.axvspan(0, verdict.start / 60, color='0.9', label='warm-up')
         axes.set_ylim(bottom=0)
-        axes.legend(loc='lower right', ncols=3, fontsize='small')
+        axes.legend(loc='best', ncols=3, fontsize='small')
         axes.grid(alpha=0.3)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=120)
