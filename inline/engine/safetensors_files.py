@@ -16,7 +16,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inline.engine.whole_file import whole_file
+from inline.engine.whole_files import whole_file
 from inline.errors import UserError
 
 SUFFIX = '.safetensors'

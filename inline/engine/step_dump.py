@@ -17,7 +17,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor
 
 from inline.engine.safe_loading import load_safely
-from inline.engine.whole_file import whole_file
+from inline.engine.whole_files import whole_file
 from inline.errors import UserError
 
 _FORMAT = 'inline step 1'

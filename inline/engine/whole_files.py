@@ -6,7 +6,8 @@ never stands under the final name.
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mmengine.fileio import LocalBackend
@@ -18,23 +19,30 @@ def write_whole(path: str | Path, content: bytes) -> None:
     """Put `content` in place of what is at `path`, in one step, once all of it is on the disk."""
     # A link stays a link, and its target is what is replaced.
     target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not target.is_file():
         # A device or a pipe is written to, never replaced.
         target.write_bytes(content)
         return
-    part = target.with_name(f'.{target.name}.{os.getpid()}.part')
+    with whole_file(target) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """A path to write to. Once it is on the disk it takes the place of `path`; after an error it goes."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f'.{path.name}.{os.getpid()}.part')
     try:
-        with part.open('wb') as file:
-            file.write(content)
-            file.flush()
+        yield part
+        with part.open('rb') as file:
             os.fsync(file.fileno())
-        os.replace(part, target)
+        os.replace(part, path)
     except BaseException:
         with suppress(OSError):
             part.unlink()
         raise
-    _sync_folder(target.parent)
+    _sync_folder(path.parent)
 
 
 def remove_leftovers(folder: str | Path) -> list[str]:

@@ -130,10 +130,9 @@ def test_what_is_no_tensor_is_not_written(tmp_path: Path) -> None:
 
 def test_resuming_needs_more_than_weights() -> None:
     with pytest.raises(UserError, match=r"--resume 'a\.safetensors': .* holds weights and no state") as told:
-        check_resumable({'resume': True, 'load_from': 'a.safetensors'})
+        check_resumable('a.safetensors')
     assert 'load_from=FILE' in str(told.value)
-    check_resumable({'resume': False, 'load_from': 'a.safetensors'})
-    check_resumable({'resume': True, 'load_from': None})
+    check_resumable('a.pth')
 
 
 def test_the_authors_weights_convert_from_and_to_it(tmp_path: Path) -> None:
