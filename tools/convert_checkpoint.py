@@ -9,11 +9,12 @@ its weights and their description.
 
 from pathlib import Path
 
-from inline.engine.safetensors_files import write_checkpoint
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.official.catalogue import OFFICIAL, find_official
-from inline.official.convert import convert, find_weights, is_ours, read_content
+from inline.official.convert import convert, is_ours
 from inline.official.download import fetch, find_link
+from inline.safetensors_files import write_checkpoint
+from inline.weights import find_weights, read_content
 
 LINKS = Path(__file__).resolve().parents[1] / 'results' / 'paper' / 'weights.csv'
 

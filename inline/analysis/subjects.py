@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from inline.analysis.layers import Layer, choose_layers, find_layers
 from inline.engine.config import check_checkpoint, check_paths, load_config, set_data_root
 from inline.engine.launch import drop_pretrained
-from inline.engine.pretrained import compare, read_weights
+from inline.engine.pretrained import read_weights
 from inline.errors import UserError
+from inline.weights import compare
 
 Batch = dict[str, Any]
 

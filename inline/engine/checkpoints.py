@@ -11,9 +11,9 @@ from torch import nn
 
 from inline.engine.exact_loops import ExactEpochLoop
 from inline.engine.pretrained import compare
-from inline.engine.whole_files import remove_leftovers, write_whole
 from inline.errors import UserError
 from inline.registry import HOOKS
+from inline.whole_files import remove_leftovers, write_whole
 
 
 class NotSavedError(Exception):

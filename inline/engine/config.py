@@ -8,8 +8,8 @@ from typing import Any
 from mmengine.config import Config, DictAction
 
 from inline.datasets.imagenet_layout import zip_of
-from inline.engine.safetensors_files import SUFFIX
 from inline.errors import UserError
+from inline.safetensors_files import SUFFIX
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 # What tools/prepare_data.py calls the data sets in these folders.

@@ -17,8 +17,8 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from inline.engine.checkpoints import average_buffers
 from inline.engine.resume import PREEMPTED_NAME, newest_good
 from inline.engine.signals import PREEMPTED, RESTARTED, signal_name, stop_request
-from inline.engine.whole_files import write_whole
 from inline.errors import UserError
+from inline.whole_files import write_whole
 
 # An empty file in the work directory: checkpoints that are newer belong to the run that made it.
 STARTED_NAME = 'started'

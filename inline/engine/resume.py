@@ -10,7 +10,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import all_gather_object, broadcast_object_list, init_dist, is_distributed, is_main_process
 
-from inline.engine import whole_files
+from inline import whole_files
 from inline.engine.safe_loading import load
 from inline.errors import UserError
 

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-import numpy as np
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import checkpoint as mmengine_checkpoint
-from numpy._core import multiarray as _multiarray
 from safetensors import SafetensorError
 
-from inline.engine.safetensors_files import is_safetensors, read_safetensors
 from inline.errors import UserError
+from inline.safetensors_files import is_safetensors, read_safetensors
+from inline.weights import numpy_data
 
 
 class NotDataError(UserError):
@@ -41,11 +40,7 @@ def _statistic(owner: Any, name: str) -> Any:
 # What MMEngine keeps in a checkpoint besides tensors and plain containers: numbers of numpy, and the
 # histories of what was logged.
 _DATA: list[Any] = [
-    np.ndarray,
-    np.dtype,
-    _multiarray._reconstruct,
-    _multiarray.scalar,
-    *{type(np.dtype(kind)) for kind in (np.bool_, np.uint8, np.uint32, np.int64, np.float32, np.float64)},
+    *numpy_data(),
     HistoryBuffer,
     (_statistic, 'builtins.getattr'),
 ]
@@ -96,7 +91,9 @@ def _told_in_one_line(file: Any) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f'checkpoint {name} cannot be read: {error.strerror or error}') from error
+        # Only opening names the file: a place that is not in it is sought where its end was cut off.
+        reason = (error.strerror or error) if error.filename else 'it is damaged or no checkpoint'
+        raise UserError(f'checkpoint {name} cannot be read: {reason}') from error
     except (
         pickle.UnpicklingError,
         RuntimeError,

@@ -17,8 +17,8 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor
 
 from inline.engine.safe_loading import load_safely
-from inline.engine.whole_files import whole_file
 from inline.errors import UserError
+from inline.whole_files import whole_file
 
 _FORMAT = 'inline step 1'
 _KIND = '__kind__'

@@ -85,6 +85,11 @@ _MARKS = {
 }
 
 
+def is_official(weights: Mapping[str, Tensor]) -> bool:
+    """Whether weights have the authors' names."""
+    return any(mark in weights for mark in _MARKS.values())
+
+
 def tell_family(theirs: Mapping[str, Tensor]) -> str:
     """deit, pvt, swin or cswin."""
     for family, mark in _MARKS.items():

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from inline.engine.pretrained import check_whole, compare, load_pretrained, read_weights
+from inline.engine.pretrained import check_whole, load_pretrained, read_weights
 from inline.errors import UserError
 from inline.openmmlab import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+from inline.weights import compare
 
 SMALL: dict[str, Any] = {'embed_dims': (16, 32, 64, 96), 'depths': (1, 2, 2, 1), 'num_heads': (2, 2, 4, 4)}
 PVT = {**SMALL, 'mlp_ratios': (2, 2, 2, 2)}

@@ -17,7 +17,7 @@ from mmengine.runner import checkpoint as mmengine_checkpoint
 from inline.engine.pretrained import read_weights
 from inline.engine.safe_loading import fetch, install, load_safely
 from inline.errors import UserError
-from inline.official.convert import read_checkpoint
+from inline.weights import read_state_dict
 from tests.conftest import ROOT, run_tool
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
@@ -78,7 +78,7 @@ FILES: dict[str, Callable[[Path], bytes]] = {
 PATHS: dict[str, Callable[[str], Any]] = {
     'load_safely': load_safely,
     'init_cfg': read_weights,
-    'convert': read_checkpoint,
+    'plain torch': read_state_dict,
     'MMEngine, load_from and resume': lambda path: CheckpointLoader.load_checkpoint(path, 'cpu'),
     'MMEngine, from an address': lambda path: mmengine_checkpoint.load_from_http(
         f'file://{path}', map_location='cpu', model_dir=f'{path}.fetched'

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from inline.errors import UserError
 from inline.official.catalogue import OFFICIAL
-from inline.official.convert import convert, read_checkpoint
+from inline.official.convert import convert
+from inline.weights import read_state_dict
 from tests.configs.stand_ins import write_all
 from tests.conftest import ROOT, run_tool
 
@@ -77,7 +78,7 @@ def test_what_does_not_fit_is_listed(change, told: str) -> None:
 
 def test_the_moving_average_comes_before_the_last_step(tmp_path: Path) -> None:
     torch.save({'model': {'a': torch.zeros(1)}, 'state_dict_ema': {'a': torch.ones(1)}}, tmp_path / 'c.pth')
-    assert read_checkpoint(tmp_path / 'c.pth')['a'].item() == 1
+    assert read_state_dict(tmp_path / 'c.pth')['a'].item() == 1
 
 
 def test_settings_beside_the_weights_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_settings_beside_the_weights_do_no_harm(tmp_path: Path, monkeypatch: pyt
         tmp_path / 'c.pth',
     )
     monkeypatch.undo()
-    assert read_checkpoint(tmp_path / 'c.pth')['a'].tolist() == [1, 1]
+    assert read_state_dict(tmp_path / 'c.pth')['a'].tolist() == [1, 1]
 
 
 class Evil:
@@ -107,7 +108,7 @@ def test_no_code_of_the_file_is_executed(tmp_path: Path) -> None:
     mark = tmp_path / 'executed'
     torch.save({'model': {'a': torch.zeros(1)}, 'evil': Evil(mark)}, tmp_path / 'evil.pth')
     with pytest.raises(UserError, match=r'cannot be read safely: it holds \S+, which is not data'):
-        read_checkpoint(tmp_path / 'evil.pth')
+        read_state_dict(tmp_path / 'evil.pth')
     assert not mark.exists()
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mmengine.fileio import LocalBackend
-
 _PART = re.compile(r'\..+\.\d+\.part')
 
 
@@ -55,15 +53,17 @@ def remove_leftovers(folder: str | Path) -> list[str]:
 
 def install() -> None:
     """Let MMEngine write its files whole, checkpoints among them."""
+    from mmengine.fileio import LocalBackend
+
     LocalBackend.put = _put
     LocalBackend.put_text = _put_text
 
 
-def _put(self: LocalBackend, obj: bytes, filepath: str | Path) -> None:  # noqa: ARG001 (MMEngine's method)
+def _put(self: object, obj: bytes, filepath: str | Path) -> None:  # noqa: ARG001 (MMEngine's method)
     write_whole(filepath, obj)
 
 
-def _put_text(self: LocalBackend, obj: str, filepath: str | Path, encoding: str = 'utf-8') -> None:  # noqa: ARG001
+def _put_text(self: object, obj: str, filepath: str | Path, encoding: str = 'utf-8') -> None:  # noqa: ARG001
     write_whole(filepath, obj.encode(encoding))
 
 

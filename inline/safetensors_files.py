@@ -1,7 +1,8 @@
 """Weights in safetensors files, which can hold numbers and text and nothing else.
 
 Read, such a file looks like a checkpoint: ``state_dict`` and ``meta``. The format keeps text beside the
-tensors; there each entry of ``meta``, such as the config, the classes and the palette, stands as JSON.
+tensors; there each entry of ``meta``, such as the config, the classes and the palette, stands as JSON. The
+package safetensors is imported where it is needed: weights of other formats do without it.
 """
 
 import json
@@ -9,15 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save_file
 from torch import Tensor
 
-from inline.engine.whole_files import whole_file
 from inline.errors import UserError
+from inline.whole_files import whole_file
 
 SUFFIX = '.safetensors'
 # A file begins with the length of its header, eight bytes, and the header is JSON.
@@ -38,6 +35,8 @@ def is_safetensors(file: Any) -> bool:
 
 def read_safetensors(file: Any, map_location: Any = 'cpu') -> dict[str, Any]:
     """The file as a checkpoint of weights."""
+    from safetensors import safe_open
+
     if isinstance(file, str | Path):
         with safe_open(file, framework='pt') as opened:
             names, text = opened.keys(), opened.metadata()
@@ -51,6 +50,9 @@ def read_safetensors(file: Any, map_location: Any = 'cpu') -> dict[str, Any]:
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
     """Weights and ``meta`` to a file as a whole: to safetensors by the file's name, else as torch does it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     try:
         with whole_file(path) as part:
             if Path(path).suffix == SUFFIX:
@@ -79,16 +81,16 @@ def _apart(weights: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _read_bytes(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    tensors = load_bytes(content)
+    from safetensors.torch import load
+
+    tensors = load(content)
     # The library checked the header when it read the tensors.
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], 'little')
     return tensors, json.loads(content[_LENGTH_BYTES:end]).get('__metadata__', {})
 
 
 def _to_text(value: Any) -> str:
-    return json.dumps(
-        value, default=lambda other: other.tolist() if isinstance(other, np.ndarray) else str(other)
-    )
+    return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, 'tolist') else str(other))
 
 
 def _from_text(text: str) -> Any:

@@ -18,9 +18,9 @@ from torch import nn
 
 from inline.engine.config import check_resumable
 from inline.engine.safe_loading import load_safely
-from inline.engine.safetensors_files import write_checkpoint
 from inline.errors import UserError
 from inline.official.catalogue import OFFICIAL
+from inline.safetensors_files import write_checkpoint
 from tests.conftest import ROOT
 from tests.engine.test_safe_loading import PATHS, Run, safe, zipped
 

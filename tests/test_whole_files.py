@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from mmengine.fileio import LocalBackend
 
-from inline.engine import whole_files
-from inline.engine.whole_files import remove_leftovers, write_whole
+from inline import whole_files
+from inline.whole_files import remove_leftovers, write_whole
 
 
 @contextmanager
