@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+from inline.official.catalogue import FAMILIES
 from inline.official.keys import rename
 
 OWN = Path(__file__).parents[1] / 'data' / 'golden'
@@ -34,11 +34,11 @@ def mixers_of(meta: Meta, depths: list[int], inline: list[dict], softmax: list[d
     ]
 
 
-def build_pvt(meta: Meta) -> nn.Module:
+def describe_pvt(meta: Meta) -> Meta:
     softmax = [{'type': 'Softmax', 'sr_ratio': ratio} for ratio in meta.get('sr_ratios', (8, 4, 2, 1))]
     mixers = mixers_of(meta, meta['depths'], [{'type': 'InLine'}] * 4, softmax)
     arch = {key: meta[key] for key in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}
-    return InLinePVT(arch, img_size=meta['img_size'], mixers=mixers)
+    return {'arch': arch, 'img_size': meta['img_size'], 'mixers': mixers}
 
 
 def pyramid_arch(meta: Meta, depths: list[int]) -> Meta:
@@ -50,21 +50,23 @@ def pyramid_arch(meta: Meta, depths: list[int]) -> Meta:
     }
 
 
-def build_swin(meta: Meta, **options: Any) -> nn.Module:
+def describe_swin(meta: Meta) -> Meta:
     window = meta['window_size']
     softmax = {'type': 'Softmax', 'window_size': max(7, window // 8)}
     mixers = mixers_of(meta, meta['depths'], [{'type': 'InLine', 'window_size': window}] * 4, [softmax] * 4)
-    return InLineSwin(pyramid_arch(meta, meta['depths']), img_size=meta['img_size'], mixers=mixers, **options)
+    arch = pyramid_arch(meta, meta['depths'])
+    return {'arch': arch, 'img_size': meta['img_size'], 'mixers': mixers}
 
 
-def build_cswin(meta: Meta, **options: Any) -> nn.Module:
+def describe_cswin(meta: Meta) -> Meta:
     splits = [*meta['split_size'][:3], None]
     softmax = [{'type': 'Softmax', 'split_size': split} for split in splits]
     mixers = mixers_of(meta, meta['depth'], [{'type': 'InLine'}] * 4, softmax)
-    return InLineCSwin(pyramid_arch(meta, meta['depth']), img_size=meta['img_size'], mixers=mixers, **options)
+    arch = pyramid_arch(meta, meta['depth'])
+    return {'arch': arch, 'img_size': meta['img_size'], 'mixers': mixers}
 
 
-def build_deit(meta: Meta) -> nn.Module:
+def describe_deit(meta: Meta) -> Meta:
     arch = {
         'embed_dims': meta['embed_dim'],
         'depth': meta['depth'],
@@ -73,10 +75,16 @@ def build_deit(meta: Meta) -> nn.Module:
         'mlp_ratio': meta.get('mlp_ratio', 4),
     }
     mixer = {'type': 'InLine', 'qkv_bias': meta.get('qkv_bias', True)}
-    return InLineDeiT(arch, img_size=meta['img_size'], mixers=mixer, out_type='cls_token')
+    return {'arch': arch, 'img_size': meta['img_size'], 'mixers': mixer}
 
 
-BUILDERS = {'pvt': build_pvt, 'swin': build_swin, 'cswin': build_cswin, 'deit': build_deit}
+# The arguments by which a family makes the model of a file.
+DESCRIBED = {'pvt': describe_pvt, 'swin': describe_swin, 'cswin': describe_cswin, 'deit': describe_deit}
+OPTIONS: dict[str, Meta] = {
+    'swin': {'out_indices': (3,)},
+    'cswin': {'out_indices': (3,)},
+    'deit': {'out_type': 'cls_token'},
+}
 
 
 def compute(path: Path, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
@@ -86,8 +94,8 @@ def compute(path: Path, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
     theirs = {key[2:]: torch.from_numpy(golden[key]) for key in golden if key.startswith('w/')}
     theirs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in theirs.items()}
     head = [theirs.pop('head.weight'), theirs.pop('head.bias')]
-    options = {'out_indices': (3,)} if meta['family'] in ('swin', 'cswin') else {}
-    model = BUILDERS[meta['family']](meta, **options).to(dtype).eval()
+    family = meta['family']
+    model = FAMILIES[family](**DESCRIBED[family](meta), **OPTIONS.get(family, {})).to(dtype).eval()
     model.load_state_dict(rename(theirs, model.state_dict()))
     tokens: dict[str, Tensor] = {}
 
@@ -124,4 +132,4 @@ def test_outputs_agree_with_the_authors_code_in_float32(path: Path) -> None:
 
 def test_every_family_is_there() -> None:
     families = {json.loads(bytes(np.load(path)['meta']))['family'] for path in OWN.glob('*.npz')}
-    assert families == set(BUILDERS)
+    assert families == set(DESCRIBED)

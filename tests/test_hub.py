@@ -1,0 +1,376 @@
+"""Backbones by name in plain PyTorch, weights from anywhere, and the way to the Hugging Face Hub and back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from mmengine.logging.history_buffer import HistoryBuffer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import inline
+from inline import InLineBackbone, create_backbone, list_backbones
+from inline.errors import UserError
+from inline.hub import find_weights
+from inline.official.keys import rename
+from tests.conftest import ROOT
+from tests.models.test_golden import DESCRIBED, FILES
+
+SHAPES = json.loads((ROOT / 'tests' / 'data' / 'golden' / 'official_state_dicts.json').read_text())
+INLINE = {'type': 'InLine'}
+SMALL: dict[str, Any] = {
+    'family': 'pvt',
+    'arch': {'embed_dims': (8, 16, 32, 48), 'depths': (1, 1, 2, 1), 'num_heads': (1, 2, 4, 4)},
+    'img_size': (64, 96),
+    'mixers': [INLINE, {'type': 'Softmax'}, [INLINE, {'type': 'Linear'}], INLINE],
+    'options': {'out_norm': True, 'absolute_position': True},
+}
+BLOCK = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in BLOCKED:
+            raise ModuleNotFoundError(f'{name} is blocked')
+
+BLOCKED = {'mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg', *sys.argv[2:]}
+sys.meta_path.insert(0, Blocker())
+import inline
+assert 'torch' not in sys.modules, 'import inline is not light'
+assert 'create_backbone' in dir(inline)
+"""
+
+
+def run(code: str, *args: str | Path) -> str:
+    words = [sys.executable, '-c', BLOCK + code, *map(str, args)]
+    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.fixture(scope='module')
+def pvt_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As MMEngine saves one: beside the weights what only MMEngine knows, and a detector's other parts."""
+    torch.manual_seed(0)
+    weights = create_backbone('inline_pvt_tiny', num_classes=7).state_dict()
+    content = {
+        'state_dict': {**weights, 'neck.x': torch.zeros(1)},
+        'optimizer': {'state': {0: {'step': torch.tensor(1.0)}}},
+        'message_hub': {'loss': HistoryBuffer([1.0], [1]), 'step': np.int64(3)},
+    }
+    path = tmp_path_factory.mktemp('hub') / 'iter_1.pth'
+    torch.save(content, path)
+    return path
+
+
+def test_nothing_of_openmmlab_is_needed(pvt_checkpoint: Path) -> None:
+    code = """
+import torch
+model = inline.create_backbone('inline_pvt_tiny', features_only=True, pretrained=sys.argv[1])
+maps = model(torch.randn(1, 3, 64, 96))
+sum(out.mean() for out in maps).backward()
+assert all(p.grad is not None for p in model.parameters())
+print([tuple(out.shape) for out in maps], model.feature_info.channels(), model.feature_info.reduction())
+print(float(model.backbone.stages[3].blocks[1].mlp.fc1.weight.double().sum()))
+"""
+    shapes, total = run(code, pvt_checkpoint).strip().splitlines()
+    maps = '[(1, 64, 16, 24), (1, 128, 8, 12), (1, 320, 4, 6), (1, 512, 2, 3)]'
+    assert shapes == f'{maps} [64, 128, 320, 512] [4, 8, 16, 32]'
+    weights = torch.load(pvt_checkpoint, weights_only=False)['state_dict']
+    assert float(total) == float(weights['backbone.stages.3.blocks.1.mlp.fc1.weight'].double().sum())
+
+
+def test_torch_alone_is_enough_and_the_hub_says_what_it_needs(tmp_path: Path) -> None:
+    code = """
+import torch
+from inline.errors import UserError
+model = inline.create_backbone('inline_deit_tiny', num_classes=3)
+print(tuple(model(torch.randn(2, 3, 32, 48)).shape))
+torch.save({'state_dict': model.state_dict()}, sys.argv[1] + '/w.pth')
+inline.create_backbone('inline_deit_tiny', pretrained=sys.argv[1] + '/w.pth')
+for action in (
+    lambda: model.save_pretrained('x'),
+    lambda: inline.InLineBackbone.from_pretrained('x'),
+    lambda: model.push_to_hub('x'),
+    lambda: inline.create_backbone('inline_deit_tiny', pretrained='user/model'),
+    lambda: inline.create_backbone('inline_deit_tiny', pretrained='w.safetensors'),
+):
+    try:
+        action()
+    except UserError as error:
+        print(error)
+"""
+    shape, *told = run(code, tmp_path, 'huggingface_hub', 'safetensors', 'numpy').strip().splitlines()
+    assert shape == '(2, 3)'
+    assert len(told) == 5
+    assert all('pip install' in line for line in told)
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_logits_are_those_of_the_authors_code(path: Path) -> None:
+    golden = np.load(path)
+    meta = json.loads(bytes(golden['meta']))
+    theirs = {key[2:]: torch.from_numpy(golden[key]) for key in golden if key.startswith('w/')}
+    head = {f'head.fc.{key}': theirs.pop(f'head.{key}').double() for key in ('weight', 'bias')}
+    described = DESCRIBED[meta['family']](meta)
+    model = InLineBackbone(meta['family'], **described, num_classes=len(head['head.fc.bias'])).double().eval()
+    ours = rename(theirs, model.backbone.state_dict())
+    model.load_state_dict({f'backbone.{key}': value.double() for key, value in ours.items()} | head)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(golden['x']).double())
+    torch.testing.assert_close(logits, torch.from_numpy(golden['y/logits']), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_the_authors_files_load_by_name(suffix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = {key: torch.randn(shape) * 0.02 for key, shape in SHAPES['inline_deit_t'].items()}
+    path = tmp_path / f'authors{suffix}'
+    if suffix == '.pth':
+        torch.save({'model': theirs, 'epoch': 299}, path)
+    else:
+        save_file(theirs, path)
+    model = create_backbone('inline-deit-tiny', path, num_classes=1000).eval()
+    features = create_backbone('inline_deit_tiny', path, features_only=True, img_size=96).eval()
+    assert torch.equal(model.backbone.blocks[3].mixer.qkv.weight, theirs['blocks.3.attn.qkv.weight'])
+    assert features.backbone.position.weight.shape[2:] == (6, 6)
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        token = model.backbone(x)[-1]
+        expected = token @ theirs['head.weight'].T + theirs['head.bias']
+        torch.testing.assert_close(model(x), expected)
+        assert features(x)[0].shape == (1, 192, 4, 6)
+
+
+def test_every_released_model_has_a_name() -> None:
+    names = list_backbones()
+    assert len(names) == 15
+    assert list_backbones('*swin*base*') == [
+        'inline_swin_base',
+        'inline_swin_base_384',
+        'inline_cswin_base',
+        'inline_cswin_base_384',
+    ]
+    assert list_backbones('inline-pvt-*')[0] == 'inline_pvt_tiny'
+    assert list_backbones('resnet*') == []
+    with torch.device('meta'):
+        for name in names:
+            model = create_backbone(name, num_classes=5, drop_path_rate=0.1)
+            assert model.head is not None
+            assert model.head.fc.in_features == model.num_features
+
+
+@pytest.mark.parametrize('family', ['deit', 'pvt', 'swin', 'cswin'])
+def test_feature_info_says_what_comes_out(family: str) -> None:
+    out_indices = (3, 11) if family == 'deit' else (1, 3)
+    model = create_backbone(
+        f'inline_{family}_tiny', features_only=True, out_indices=out_indices, in_chans=2
+    ).eval()
+    with torch.no_grad():
+        maps = model(torch.randn(1, 2, 64, 96))
+    assert len(maps) == 2
+    assert model.feature_info.channels() == [out.shape[1] for out in maps]
+    assert model.feature_info.reduction() == [64 // out.shape[2] for out in maps]
+    assert model.feature_info.reduction() == [96 // out.shape[3] for out in maps]
+
+
+def test_without_a_classifier_the_last_stage_is_averaged() -> None:
+    model = InLineBackbone(**SMALL).eval()
+    x = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), model.backbone(x)[-1].mean(dim=(2, 3)))
+
+
+def test_weights_of_other_classes_leave_the_classifier_new(
+    pvt_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = create_backbone('inline_pvt_tiny', pvt_checkpoint, num_classes=7)
+    assert not caplog.records
+    other = create_backbone('inline_pvt_tiny', pvt_checkpoint, num_classes=9)
+    assert '2 of another shape: head.fc.weight, head.fc.bias' in caplog.text
+    assert same.head is not None
+    saved = torch.load(pvt_checkpoint, weights_only=False)['state_dict']
+    assert torch.equal(same.head.fc.weight, saved['head.fc.weight'])
+    name = 'stages.0.downsample.proj.weight'
+    for model in (same, other):
+        assert torch.equal(model.backbone.state_dict()[name], saved[f'backbone.{name}'])
+
+
+def test_weights_of_the_backbone_alone_load(tmp_path: Path) -> None:
+    model = InLineBackbone(**SMALL)
+    save_file(model.backbone.state_dict(), tmp_path / 'alone.safetensors')
+    other = InLineBackbone(**SMALL)
+    other.load_weights(tmp_path / 'alone.safetensors')
+    for left, right in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'told'),
+    [
+        ({'name': 'inline_swim_tiny'}, "unknown backbone 'inline_swim_tiny': did you mean inline_swin_tiny"),
+        ({'name': 'resnet50'}, 'unknown backbone'),
+        ({'pretrained': True}, 'pretrained=True: no weights come with the package'),
+        ({'pretrained': 'gone.pth'}, "'gone.pth' cannot be read: No such file"),
+        ({'pretrained': 'gone.safetensors'}, "'gone.safetensors' cannot be read"),
+        ({'features_only': True, 'num_classes': 5}, 'num_classes 5: with features_only'),
+        ({'num_classes': -1}, 'num_classes -1'),
+        ({'out_indices': (1,)}, r'out_indices \(1,\): only with features_only=True'),
+        ({'options': {'depth': 3}}, 'options .*depth.* do not fit pvt'),
+    ],
+)
+def test_mistakes_are_told(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told), torch.device('meta'):
+        create_backbone(**{'name': 'inline_pvt_tiny', **arguments})
+
+
+def test_weights_of_another_model_are_refused(pvt_checkpoint: Path) -> None:
+    with pytest.raises(UserError, match='are of another architecture'):
+        create_backbone('inline_pvt_small', pvt_checkpoint)
+
+
+def test_damaged_and_malicious_files_are_refused(pvt_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / 'cut.pth').write_bytes(pvt_checkpoint.read_bytes()[:20_000])
+    with pytest.raises(UserError, match='damaged or no checkpoint'):
+        create_backbone('inline_pvt_tiny', tmp_path / 'cut.pth')
+    (tmp_path / 'bad.safetensors').write_bytes(b'\x10\x00\x00\x00\x00\x00\x00\x00{"no": safetensors')
+    with pytest.raises(UserError, match='damaged or no safetensors file'):
+        create_backbone('inline_pvt_tiny', tmp_path / 'bad.safetensors')
+    torch.save({'state_dict': {'x': torch.zeros(1)}, 'evil': print}, tmp_path / 'bad.pth')
+    with pytest.raises(UserError, match='which is not data'):
+        create_backbone('inline_pvt_tiny', tmp_path / 'bad.pth')
+
+
+def test_names_that_do_not_exist_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match='create_bone'):
+        inline.create_bone  # noqa: B018
+
+
+def save(folder: Path, **arguments: Any) -> InLineBackbone:
+    model = InLineBackbone(**{**SMALL, **arguments})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        out = model(x)
+    return [out] if isinstance(out, Tensor) else list(out)
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [{'num_classes': 4}, {}, {'features_only': True, 'out_indices': (0, 2)}],
+    ids=['classifier', 'pooled', 'maps'],
+)
+def test_saved_and_loaded_it_is_the_same_model(arguments: dict[str, Any], tmp_path: Path) -> None:
+    model = save(tmp_path / 'model', **arguments)
+    assert {path.name for path in (tmp_path / 'model').iterdir()} == {
+        'config.json',
+        'model.safetensors',
+        'README.md',
+    }
+    again = InLineBackbone.from_pretrained(tmp_path / 'model')
+    assert not again.training
+    x = torch.randn(2, 3, 96, 64)
+    for left, right in zip(outputs(model, x), outputs(again, x), strict=True):
+        assert torch.equal(left, right)
+    again.save_pretrained(tmp_path / 'again')
+    for name in ('config.json', 'README.md'):
+        assert (tmp_path / 'model' / name).read_text() == (tmp_path / 'again' / name).read_text()
+    card = ModelCard.load(tmp_path / 'model' / 'README.md')
+    assert card.data.library_name == 'inline-attention'
+    assert 'InLinePVT' in card.text
+
+
+@pytest.mark.parametrize(
+    ('change', 'told'),
+    [
+        (lambda config, _: config.update(depth=3), "unknown key 'depth'"),
+        (lambda config, _: config.pop('family'), 'lacks family'),
+        (lambda config, _: config.update(family='vgg'), "unknown family 'vgg'"),
+        (lambda config, _: config.update(num_classes=5), 'do not fit its config.json'),
+        (lambda _, weights: weights.update(extra=torch.zeros(1)), 'in the file, but not used: extra'),
+        (lambda _, weights: weights.pop('head.fc.bias'), 'not in the file: head.fc.bias'),
+    ],
+    ids=['config key', 'no family', 'family', 'classes', 'weight too many', 'weight missing'],
+)
+def test_what_is_unknown_or_missing_is_refused(change: Any, told: str, tmp_path: Path) -> None:
+    save(tmp_path, num_classes=4)
+    config = json.loads((tmp_path / 'config.json').read_text())
+    weights = load_file(tmp_path / 'model.safetensors')
+    change(config, weights)
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    save_file(weights, tmp_path / 'model.safetensors')
+    with pytest.raises(UserError, match=told):
+        InLineBackbone.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / 'config.json').unlink()
+    with pytest.raises(UserError, match='has no config'):
+        InLineBackbone.from_pretrained(tmp_path)
+
+
+def test_pushing_uploads_what_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub is stood in for: what would be uploaded is kept, and loads."""
+    import shutil
+
+    class Api:
+        def __init__(self, token: str | None = None) -> None:
+            self.token = token
+
+        def create_repo(self, repo_id: str, **_: Any) -> Any:
+            return type('Repo', (), {'repo_id': repo_id})
+
+        def upload_folder(self, repo_id: str, folder_path: Path, **_: Any) -> str:
+            shutil.copytree(folder_path, tmp_path / 'uploaded')
+            return f'https://hub/{repo_id}'
+
+    monkeypatch.setattr('huggingface_hub.hub_mixin.HfApi', Api)
+    model = save(tmp_path / 'local', num_classes=4)
+    assert model.push_to_hub('user/model') == 'https://hub/user/model'
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(
+        outputs(InLineBackbone.from_pretrained(tmp_path / 'uploaded'), x)[0], outputs(model, x)[0]
+    )
+
+
+@pytest.mark.parametrize('name', ['user/model', 'hf_hub:user/model', 'hf-hub:user/model'])
+def test_names_of_the_hub_are_fetched_from_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(repo: str, file: str, **_: Any) -> str:
+        asked.append((repo, file))
+        return f'/cache/{file}'
+
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
+    assert find_weights(name) == Path('/cache/model.safetensors')
+    assert asked == [('user/model', 'model.safetensors')]
+
+
+def test_what_cannot_be_fetched_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_CACHE', str(tmp_path))
+    with pytest.raises(UserError, match="'user/model' is no file here") as caught:
+        create_backbone('inline_pvt_tiny', 'user/model')
+    assert '\n' not in str(caught.value)
+
+
+def test_a_folder_may_have_one_file_of_any_name(tmp_path: Path) -> None:
+    (tmp_path / 'net-12345678.safetensors').touch()
+    assert find_weights(str(tmp_path)).name == 'net-12345678.safetensors'
+    (tmp_path / 'net-87654321.safetensors').touch()
+    with pytest.raises(UserError, match='nor exactly one'):
+        find_weights(str(tmp_path))
+    (tmp_path / 'model.safetensors').touch()
+    assert find_weights(str(tmp_path)).name == 'model.safetensors'
