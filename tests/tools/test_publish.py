@@ -1,0 +1,242 @@
+"""From a checkpoint of training to a file that others load, and a card that claims nothing unmeasured."""
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mmengine.hooks import EMAHook
+from mmengine.logging.history_buffer import HistoryBuffer
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from inline import InLineBackbone, create_backbone
+from inline.engine.config import load_config
+from inline.engine.model_card import find_entry, render_card
+from inline.engine.pretrained import load_pretrained
+from inline.engine.publish import AVERAGE, LAST_STEP, choose_weights, publish
+from inline.errors import UserError
+from inline.weights import read_safetensors
+from tests.conftest import ROOT, run_tool
+
+CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
+NAME = 'inline-pvt-nano_digits'
+
+
+@pytest.fixture(scope='module')
+def classifier() -> nn.Module:
+    cfg = load_config(CONFIG)
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    return MODELS.build(cfg.model).eval()
+
+
+def save(path: Path, classifier: nn.Module, **changes: Any) -> Path:
+    """A checkpoint as MMEngine writes it at the end of training."""
+    cfg = load_config(CONFIG)
+    cfg.work_dir = '/home/someone/secret'
+    meta = {
+        'cfg': cfg.pretty_text,
+        'experiment_name': f'{NAME}_20260102_030405',
+        'dataset_meta': {'classes': tuple('0123456789'), 'palette': np.zeros((2, 3), np.uint8)},
+        'iter': 300,
+        'epoch': 0,
+        'seed': 0,
+        'time': '20260102_030405',
+    }
+    content = {
+        'meta': {**meta, **changes.pop('meta', {})},
+        'state_dict': classifier.state_dict(),
+        'message_hub': {'log_scalars': {'loss': HistoryBuffer([1.0], [1])}},
+        'optimizer': {'state': {0: {'exp_avg': torch.zeros(100_000)}}},
+        'param_schedulers': [{'last_step': 300}],
+    }
+    torch.save({**content, **changes}, path)
+    return path
+
+
+@pytest.fixture(scope='module')
+def checkpoint(classifier: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp('train') / 'iter_300.pth', classifier)
+
+
+@pytest.mark.parametrize('kind', ['safetensors', 'pth'])
+def test_what_is_published_is_small_named_by_its_hash_and_the_same_each_time(
+    kind: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    done = publish(checkpoint, tmp_path / 'a', kind)
+    digest = hashlib.sha256(done.file.read_bytes()).hexdigest()
+    assert done.file.name == f'{NAME}-{digest[:8]}.{kind}'
+    assert done.weights == LAST_STEP
+    assert done.file.stat().st_size < checkpoint.stat().st_size - 300_000
+    assert publish(checkpoint, tmp_path / 'b', kind).file.name == done.file.name
+    assert not list(tmp_path.rglob('*.part'))
+    content = (
+        read_safetensors(done.file) if kind == 'safetensors' else torch.load(done.file, weights_only=True)
+    )
+    assert content.keys() == {'state_dict', 'meta'}
+    assert content['meta']['dataset_meta'] == {'classes': list('0123456789'), 'palette': [[0] * 3] * 2}
+    assert 'inline.InLinePVT' in content['meta']['cfg']
+    assert 'secret' not in content['meta']['cfg']
+    assert 'time' not in content['meta']
+    assert digest in done.card.read_text()
+
+
+def test_it_loads_as_a_plain_model_and_to_start_from(
+    checkpoint: Path, classifier: nn.Module, tmp_path: Path
+) -> None:
+    done = publish(checkpoint, tmp_path)
+    model = InLineBackbone.from_pretrained(tmp_path)
+    x = torch.randn(2, 3, 32, 48)
+    with torch.no_grad():
+        logits = classifier.head(classifier.extract_feat(x))
+        torch.testing.assert_close(model(x), logits)
+    arguments = json.loads((tmp_path / 'config.json').read_text())
+    again = InLineBackbone(**{**arguments, 'num_classes': 3})
+    again.load_weights(done.file)
+    for left, right in zip(again.backbone.parameters(), model.backbone.parameters(), strict=True):
+        assert torch.equal(left, right)
+    cfg = load_config(CONFIG)
+    backbone = MODELS.build(cfg.model.backbone)
+    fit = load_pretrained(backbone, str(done.file))
+    assert fit.whole
+    with pytest.raises(UserError, match='another architecture'):
+        create_backbone('inline_pvt_tiny', tmp_path)
+
+
+@pytest.mark.slow
+def test_the_tools_publish_and_test_it(checkpoint: Path, digit_scenes: Path, tmp_path: Path) -> None:
+    done = run_tool('tools/publish.py', checkpoint, '--out', tmp_path / 'out')
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert LAST_STEP in done.stdout
+    file = next((tmp_path / 'out').glob('*.safetensors'))
+    tested = run_tool(
+        'tools/test.py',
+        CONFIG,
+        file,
+        '--data-root',
+        digit_scenes.parent,
+        '--work-dir',
+        tmp_path / 'test',
+        '--cfg-options',
+        'test_dataloader.num_workers=0',
+        'test_dataloader.persistent_workers=False',
+    )
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    assert 'accuracy/top1' in tested.stdout + tested.stderr
+    again = run_tool('tools/publish.py', checkpoint, '--out', tmp_path / 'out')
+    assert again.returncode == 2
+    assert 'is there already: choose another --out, or --overwrite it' in again.stderr
+    assert len(again.stderr.strip().splitlines()) == 1
+
+
+def test_the_moving_average_is_what_is_published(tmp_path: Path) -> None:
+    """MMEngine's own hook decides where in a checkpoint the average stands."""
+    model = nn.Linear(2, 1)
+    hook = EMAHook()
+    runner = SimpleNamespace(model=model, iter=0, epoch=0)
+    hook.before_run(runner)
+    nn.init.zeros_(model.weight)
+    nn.init.ones_(hook.ema_model.module.weight)
+    content: dict[str, Any] = {'state_dict': model.state_dict()}
+    hook.before_save_checkpoint(runner, content)
+    weights, which = choose_weights(content, tmp_path / 'c.pth')
+    assert which == AVERAGE
+    assert torch.equal(weights['weight'], torch.ones(1, 2))
+
+
+class Evil:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+def test_what_is_not_fit_to_publish_is_refused(classifier: nn.Module, tmp_path: Path) -> None:
+    mark, out = tmp_path / 'mark', tmp_path / 'out'
+    infinite = {**classifier.state_dict(), 'head.fc.bias': torch.full((10,), torch.nan)}
+    damaged = tmp_path / 'damaged.pth'
+    damaged.write_bytes(save(tmp_path / 'whole.pth', classifier).read_bytes()[:20_000])
+    for path, told in (
+        (save(tmp_path / 'evil.pth', classifier, evil=Evil(mark)), 'which is not data'),
+        (damaged, 'cannot be read'),
+        (save(tmp_path / 'nan.pth', classifier, state_dict=infinite), r'head\.fc\.bias is not finite'),
+        (save(tmp_path / 'none.pth', classifier, state_dict={}), 'holds no weights'),
+        (save(tmp_path / 'c.pth', classifier, state_dict={'cls_token': torch.zeros(1)}), 'authors'),
+        (tmp_path / 'gone.pth', 'cannot be read'),
+    ):
+        with pytest.raises(UserError, match=told):
+            publish(path, out)
+    assert not mark.exists()
+    assert not out.exists()
+
+
+def test_a_config_inside_a_checkpoint_is_read_and_never_run(classifier: nn.Module, tmp_path: Path) -> None:
+    mark = tmp_path / 'mark'
+    for text in (
+        f'model = __import__("pathlib").Path({str(mark)!r}).touch()',
+        f'model = dict(backbone=open({str(mark)!r}, "w"))',
+        'model = dict(backbone=dict(type="ResNet"))',
+    ):
+        path = save(tmp_path / 'c.pth', classifier, meta={'cfg': text})
+        publish(path, tmp_path / 'out', overwrite=True)
+        assert not (tmp_path / 'out' / 'config.json').exists()
+    assert not mark.exists()
+
+
+def test_the_name_of_a_run_cannot_lead_out_of_the_folder(classifier: nn.Module, tmp_path: Path) -> None:
+    path = save(tmp_path / 'mine.pth', classifier, meta={'experiment_name': '../../evil'})
+    assert publish(path, tmp_path / 'out').file.parent == tmp_path / 'out'
+    assert publish(path, tmp_path / 'out', overwrite=True).file.name.startswith('mine-')
+
+
+def card(entry: dict[str, Any] | None) -> str:
+    return render_card(
+        name='net',
+        file='net-12345678.safetensors',
+        digest='12345678' * 8,
+        parameters=1_500_000,
+        weights=AVERAGE,
+        meta={'cfg': "default_scope = 'mmdet'", 'dataset_meta': {'classes': list('abcdefghijkl')}},
+        entry=entry,
+        plain=False,
+    )
+
+
+def test_the_card_keeps_measured_and_expected_apart() -> None:
+    entry = {
+        'Name': 'net',
+        'Config': 'configs/net.py',
+        'Metadata': {'Training Data': 'COCO', 'Expected': {'box AP': 45.6, 'Source': 'paper'}},
+    }
+    text = card(entry)
+    front = yaml.safe_load(text.split('---')[1])
+    assert front['pipeline_tag'] == 'object-detection'
+    assert front['license'] == 'apache-2.0'
+    assert '12 classes: a, b, c, d, e, f, g, h, i, j and 2 more' in text
+    assert 'moving average' in text
+    assert 'Expected of this config (source: paper), not measured here:\n\n| metric | value |' in text
+    assert 'No figure of this file was measured' in text
+    results = [{'Dataset': 'COCO', 'Task': 'Object Detection', 'Metrics': {'box AP': 44.4}}]
+    text = card({**entry, 'Results': results})
+    measured, expected = text.split('Expected of this config')
+    assert 'Measured with this code and config on COCO' in measured
+    assert '44.4' in measured
+    assert '45.6' not in measured
+    assert '45.6' in expected
+    assert 'box AP' not in card(None)
+
+
+def test_the_card_is_of_the_metafile() -> None:
+    by_config = find_entry('inline-swin-tiny_8xb128_in1k')
+    assert by_config is not None
+    assert by_config == find_entry('inline-swin-tiny')
+    assert by_config['Metadata']['Expected']['top-1'] == 82.4
+    assert (find_entry('inline-swin-base-384') or {})['Name'] == 'inline-swin-base_8xb64_in1k-384px'
+    assert find_entry('unknown') is None
