@@ -24,6 +24,7 @@ from inline.engine.config import (
 )
 from inline.engine.distributed import adapt_to_hardware
 from inline.engine.finetune import fit_to_own_data
+from inline.engine.loggers import add_loggers
 from inline.engine.nonfinite import NonFiniteLossHook
 from inline.engine.preemption import prepare_for_stops
 from inline.engine.pretrained import check_whole
@@ -79,6 +80,7 @@ def read_config(args: argparse.Namespace) -> Config:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+    add_loggers(cfg)
     return cfg
 
 

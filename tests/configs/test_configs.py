@@ -51,6 +51,12 @@ def build(cfg: Config) -> nn.Module:
         return MODELS.build(model)
 
 
+@every(CONFIGS)
+def test_tensorboard_is_on_by_default(path: Path) -> None:
+    backends = [backend.type for backend in read(path).visualizer.vis_backends]
+    assert backends == ['LocalVisBackend', 'TensorboardVisBackend']
+
+
 def test_all_that_is_promised_is_there() -> None:
     assert len([path for path in IMAGENET if 'inline-' in path.stem]) == 15
     names = {path.stem for path in CONFIGS}
