@@ -1,6 +1,8 @@
 """Backbones by name in plain PyTorch, weights from anywhere, and the way to the Hugging Face Hub and back."""
 
+import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -291,6 +293,14 @@ def test_saved_and_loaded_it_is_the_same_model(arguments: dict[str, Any], tmp_pa
     assert 'InLinePVT' in card.text
 
 
+def test_a_copy_saves_what_the_model_saves(tmp_path: Path) -> None:
+    """Moving averages are made of copies."""
+    model = save(tmp_path / 'model', num_classes=4)
+    copy.deepcopy(model).save_pretrained(tmp_path / 'copy')
+    for name in ('config.json', 'model.safetensors'):
+        assert (tmp_path / 'copy' / name).read_bytes() == (tmp_path / 'model' / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     ('change', 'told'),
     [
@@ -323,7 +333,6 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 def test_pushing_uploads_what_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub is stood in for: what would be uploaded is kept, and loads."""
-    import shutil
 
     class Api:
         def __init__(self, token: str | None = None) -> None:

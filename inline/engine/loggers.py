@@ -19,7 +19,7 @@ def add_loggers(cfg: Config) -> None:
     """Add the backends that a config's ``loggers`` names, and refuse those whose package is missing."""
     names = cfg.get('loggers') or []
     names = [names] if isinstance(names, str) else list(names)
-    backends = cfg.get('visualizer', {}).get('vis_backends') or []
+    backends = (cfg.get('visualizer') or {}).get('vis_backends') or []
     for name in names:
         if name not in BACKENDS:
             raise UserError(f'unknown logger {name!r}: loggers takes {", ".join(BACKENDS)}')

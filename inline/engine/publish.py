@@ -73,6 +73,8 @@ def publish(
         plain = plain_config(meta, weights)
         if plain is not None:
             (folder / 'config.json').write_text(json.dumps(plain, indent=2) + '\n')
+        else:
+            (folder / 'config.json').unlink(missing_ok=True)
         card.write_text(
             render_card(
                 name=name,
@@ -186,7 +188,7 @@ def _assigned(statement: ast.stmt) -> str | None:
 def _config_name(meta: Mapping[str, Any]) -> str | None:
     """MMEngine names a run after its config and the time; a converted file has the model's name."""
     name = re.sub(r'_\d{8}_\d{6}$', '', str(meta.get('experiment_name') or meta.get('model') or ''))
-    return name if re.fullmatch(r'[\w.+-]+', name) else None
+    return name if re.fullmatch(r'\w[\w.+-]*', name) else None
 
 
 def _as_plain(value: Any) -> Any:

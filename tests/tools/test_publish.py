@@ -179,6 +179,8 @@ def test_what_is_not_fit_to_publish_is_refused(classifier: nn.Module, tmp_path: 
 
 def test_a_config_inside_a_checkpoint_is_read_and_never_run(classifier: nn.Module, tmp_path: Path) -> None:
     mark = tmp_path / 'mark'
+    publish(save(tmp_path / 'c.pth', classifier), tmp_path / 'out')
+    assert (tmp_path / 'out' / 'config.json').exists()
     for text in (
         f'model = __import__("pathlib").Path({str(mark)!r}).touch()',
         f'model = dict(backbone=open({str(mark)!r}, "w"))',
@@ -190,10 +192,15 @@ def test_a_config_inside_a_checkpoint_is_read_and_never_run(classifier: nn.Modul
     assert not mark.exists()
 
 
-def test_the_name_of_a_run_cannot_lead_out_of_the_folder(classifier: nn.Module, tmp_path: Path) -> None:
-    path = save(tmp_path / 'mine.pth', classifier, meta={'experiment_name': '../../evil'})
-    assert publish(path, tmp_path / 'out').file.parent == tmp_path / 'out'
-    assert publish(path, tmp_path / 'out', overwrite=True).file.name.startswith('mine-')
+@pytest.mark.parametrize('name', ['../../evil', '..', '/evil', '.hidden'])
+def test_the_name_of_a_run_cannot_lead_out_of_the_folder(
+    name: str, classifier: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save(tmp_path / 'mine.pth', classifier, meta={'experiment_name': name})
+    done = publish(path)
+    assert done.file.parent == Path('published', 'mine')
+    assert done.file.name.startswith('mine-')
 
 
 def card(entry: dict[str, Any] | None) -> str:
