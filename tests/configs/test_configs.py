@@ -51,10 +51,16 @@ def build(cfg: Config) -> nn.Module:
         return MODELS.build(model)
 
 
-@every(CONFIGS)
+@every(list({path.parent: path for path in CONFIGS}.values()))
 def test_tensorboard_is_on_by_default(path: Path) -> None:
     backends = [backend.type for backend in read(path).visualizer.vis_backends]
     assert backends == ['LocalVisBackend', 'TensorboardVisBackend']
+
+
+def test_only_the_runtimes_say_where_logs_go() -> None:
+    """So that what holds for one config of a folder holds for all."""
+    others = [path for path in (ROOT / 'configs').rglob('*.py') if path.parent.name != 'runtime']
+    assert [path for path in others if re.search('vis_backends|visualizer', path.read_text())] == []
 
 
 def test_all_that_is_promised_is_there() -> None:
