@@ -21,7 +21,8 @@ from inline.models.mixers.registry import MixersConfig
 from inline.official.catalogue import FAMILIES, OFFICIAL, OfficialModel
 from inline.official.convert import convert
 from inline.official.keys import is_official
-from inline.weights import SAFETENSORS, compare, read_state_dict, start_from
+from inline.safetensors_files import SUFFIX
+from inline.weights import compare, read_state_dict, start_from
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin
@@ -331,11 +332,11 @@ def find_weights(source: str, **download: Any) -> Path:
 def _choose(files: Sequence[str], source: str) -> str:
     if WEIGHTS_NAME in files:
         return WEIGHTS_NAME
-    for suffix in (SAFETENSORS, '.pth'):
+    for suffix in (SUFFIX, '.pth'):
         found = [file for file in files if file.endswith(suffix)]
         if len(found) == 1:
             return found[0]
-    raise UserError(f'{source!r} has no {WEIGHTS_NAME}, nor exactly one {SAFETENSORS} or .pth file')
+    raise UserError(f'{source!r} has no {WEIGHTS_NAME}, nor exactly one {SUFFIX} or .pth file')
 
 
 def _find(name: str) -> OfficialModel:

@@ -1,7 +1,7 @@
 """Weights in safetensors files, which can hold numbers and text and nothing else.
 
 Read, such a file looks like a checkpoint: ``state_dict`` and ``meta``. The format keeps text beside the
-tensors; there each entry of ``meta``, such as the config, the classes and the palette, stands as JSON. The
+tensors; there ``meta``, such as the config, the classes and the palette, stands as JSON. The
 package safetensors is imported where it is needed: weights of other formats do without it.
 """
 
@@ -17,6 +17,7 @@ from inline.errors import UserError
 from inline.whole_files import whole_file
 
 SUFFIX = '.safetensors'
+META_KEY = 'meta'
 # A file begins with the length of its header, eight bytes, and the header is JSON.
 _LENGTH_BYTES = 8
 
@@ -45,7 +46,9 @@ def read_safetensors(file: Any, map_location: Any = 'cpu') -> dict[str, Any]:
         tensors, text = _read_bytes(file.read())
     if isinstance(map_location, str | torch.device):
         tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-    return {'meta': {key: _from_text(value) for key, value in (text or {}).items()}, 'state_dict': tensors}
+    meta = {key: _from_text(value) for key, value in (text or {}).items()}
+    own = meta.pop(META_KEY, {})
+    return {'meta': {**meta, **own} if isinstance(own, dict) else meta, 'state_dict': tensors}
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
@@ -56,8 +59,9 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
     try:
         with whole_file(path) as part:
             if Path(path).suffix == SUFFIX:
-                meta = {str(key): _to_text(value) for key, value in checkpoint.get('meta', {}).items()}
-                save_file(_apart(checkpoint['state_dict']), part, {'format': 'pt', **meta})
+                # One entry: the library writes several in any order, and a file's hash is its name.
+                meta = {META_KEY: _to_text(checkpoint.get('meta', {}))}
+                save_file(_apart(checkpoint['state_dict']), part, meta)
             else:
                 torch.save(dict(checkpoint), part)
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -18,9 +18,10 @@ from inline.errors import UserError
 from inline.hub import InLineBackbone
 from inline.official.catalogue import FAMILIES
 from inline.official.keys import is_official
-from inline.weights import META_KEY, SAFETENSORS, compare, is_safetensors, read_safetensors, read_state_dict
+from inline.safetensors_files import SUFFIX, write_checkpoint
+from inline.weights import compare, read_state_dict
 
-FORMATS = {'safetensors': SAFETENSORS, 'pth': '.pth'}
+FORMATS = {'safetensors': SUFFIX, 'pth': '.pth'}
 KEPT = ('cfg', 'dataset_meta', 'epoch', 'iter', 'model', 'img_size', 'mmengine_version')
 # Settings that speak of the machine and the run, not of the model.
 PRIVATE = ('work_dir', 'load_from', 'resume', 'launcher')
@@ -56,7 +57,7 @@ def publish(
             if None.
         overwrite: Whether files of an earlier time are replaced.
     """
-    content = read_safetensors(checkpoint) if is_safetensors(checkpoint) else load_safely(str(checkpoint))
+    content = load_safely(str(checkpoint))
     weights, which = choose_weights(content, checkpoint)
     meta = clean_meta(content.get('meta') or {})
     name = config or _config_name(content.get('meta') or {}) or checkpoint.stem
@@ -66,8 +67,8 @@ def publish(
         raise UserError(f'{str(card)!r} is there already: choose another --out, or --overwrite it')
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f'{name}{FORMATS[kind]}.part'
-        _write(part, weights, meta, kind)
+        part = folder / f'{name}.part{FORMATS[kind]}'
+        _write(part, weights, meta)
         digest = hashlib.sha256(part.read_bytes()).hexdigest()
         file = part.replace(folder / f'{name}-{digest[:8]}{FORMATS[kind]}')
         plain = plain_config(meta, weights)
@@ -197,15 +198,9 @@ def _as_plain(value: Any) -> Any:
     raise UserError(f"the checkpoint's meta holds a {type(value).__name__}, which is not plain data")
 
 
-def _write(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any], kind: str) -> None:
+def _write(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write, read back and compare: what is published was seen to load."""
-    if kind == 'safetensors':
-        from safetensors.torch import save_file
-
-        save_file(dict(weights), path, metadata={META_KEY: json.dumps(meta)})
-        written = read_safetensors(path)['state_dict']
-    else:
-        torch.save({'meta': dict(meta), 'state_dict': dict(weights)}, path)
-        written = read_state_dict(path)
+    write_checkpoint({'meta': dict(meta), 'state_dict': dict(weights)}, path)
+    written = read_state_dict(path)
     if written.keys() != weights.keys() or not all(torch.equal(written[k], weights[k]) for k in weights):
         raise UserError(f'{str(path)!r} does not read back as it was written')

@@ -21,7 +21,7 @@ from inline.engine.model_card import find_entry, render_card
 from inline.engine.pretrained import load_pretrained
 from inline.engine.publish import AVERAGE, LAST_STEP, choose_weights, publish
 from inline.errors import UserError
-from inline.weights import read_safetensors
+from inline.safetensors_files import read_safetensors
 from tests.conftest import ROOT, run_tool
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
