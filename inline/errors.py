@@ -43,6 +43,11 @@ def exit_on_user_error() -> Iterator[None]:
         sys.exit(2)
     except UserError as error:
         _leave(f'error: {one_line(error)}', 2)
+    except (KeyError, TypeError) as error:
+        mistake = _mistake_in_config(error)
+        if mistake is None:
+            raise
+        _leave(f'error: {mistake}', 2)
     except KeyboardInterrupt:
         _leave('interrupted', 130)
 
@@ -50,6 +55,36 @@ def exit_on_user_error() -> Iterator[None]:
 def one_line(error: UserError) -> str:
     """What was said, without what was put before it on its way through builders and processes."""
     return _BUILD_PREFIX.sub('', _WORKER_PREFIX.sub('', str(error))).strip()
+
+
+def _mistake_in_config(error: Exception) -> str | None:
+    """What the config has that the toolbox's module does not take; None if it is another kind of error.
+
+    MMEngine builds each module by a call with the config's keys. That call fails with Python's own errors,
+    here or where the module hands the keys on.
+    """
+    step = error.__traceback__
+    frames = []
+    while step is not None:
+        frames.append(step.tb_frame)
+        step = step.tb_next
+    building = [frame for frame in frames if frame.f_code.co_name == 'build_from_cfg']
+    if not building:
+        return None
+    known = building[-1].f_locals
+    text = str(error.args[0]) if error.args else ''
+    if isinstance(error, KeyError):
+        is_type = frames[-1] is building[-1] and 'is not in the' in text
+        return f'unknown type {text.split(". ")[0]}' if is_type else None
+    key = re.search(r"got an unexpected keyword argument '(\w+)'", text)
+    if key is not None and key[1] in known.get('args', {}):
+        return (
+            f'unknown key {key[1]!r} of {getattr(known.get("obj_type"), "__name__", known.get("obj_type"))}'
+        )
+    missing = re.search(r'missing \d+ required .*: (.*)', text)
+    if missing is not None and frames[-1] is building[-1]:
+        return f'{getattr(known.get("obj_type"), "__name__", known.get("obj_type"))} lacks {missing[1]}'
+    return None
 
 
 def _leave(message: str, code: int) -> NoReturn:

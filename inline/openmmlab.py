@@ -4,14 +4,17 @@ reduced precision by an argument, and a name in the registry."""
 from typing import Any
 
 import torch
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, PretrainedInit
+from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
 
 from inline import models
+from inline.arguments import check_choice, check_names, check_type, checked, parameters_of, told
 from inline.engine.pretrained import load_pretrained
 from inline.errors import UserError
 from inline.registry import MODELS
 
+_INITIALIZERS = sorted(WEIGHT_INITIALIZERS.module_dict)
 AUTOCAST_DTYPES = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
@@ -28,6 +31,7 @@ class ToolboxBackbone(BaseModule):
         init_cfg: MMEngine's, for example ``dict(type='Pretrained', checkpoint=…, prefix='backbone.')``.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -36,8 +40,10 @@ class ToolboxBackbone(BaseModule):
         init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
         **backbone_options: Any,
     ) -> None:
-        if autocast is not None and autocast not in AUTOCAST_DTYPES:
-            raise UserError(f'autocast {autocast!r}: choose one of {", ".join(AUTOCAST_DTYPES)}, or None')
+        if autocast is not None:
+            check_choice('autocast', autocast, AUTOCAST_DTYPES, ', or None')
+        for config in [init_cfg] if isinstance(init_cfg, dict) else init_cfg or ():
+            _check_init(config)
         # BaseModule's constructor goes on to the plain backbone's through the method resolution order
         # only without arguments, so the two are called one by one.
         super(BaseModule, self).__init__(**backbone_options)
@@ -77,6 +83,17 @@ class ToolboxBackbone(BaseModule):
 
     def _frozen(self) -> list[nn.Module]:
         return [module for part in self.parts()[: self.frozen_stages + 1] for module in part]
+
+
+def _check_init(config: dict[str, Any]) -> None:
+    """Refuse a way to begin that MMEngine does not know, or pretrained weights that are not named."""
+    if 'type' not in config:
+        raise UserError(f'init_cfg {told(config)} lacks type: choose one of {", ".join(_INITIALIZERS)}')
+    check_choice('unknown init_cfg type', config['type'], _INITIALIZERS)
+    if config['type'] == 'Pretrained':
+        check_names(config, ('type', *parameters_of(PretrainedInit)), 'key', 'init_cfg')
+        check_type('init_cfg.checkpoint', config.get('checkpoint'), str)
+        check_type('init_cfg.prefix', config.get('prefix'), str | None)
 
 
 @MODELS.register_module()

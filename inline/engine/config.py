@@ -8,6 +8,7 @@ from typing import Any
 from mmengine.config import Config, DictAction
 
 from inline.datasets.imagenet_layout import zip_of
+from inline.engine.check_config import check_options
 from inline.errors import UserError
 from inline.safetensors_files import SUFFIX
 
@@ -42,6 +43,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         cfg = Config.fromfile(str(path))
     except (FileNotFoundError, KeyError, SyntaxError, TypeError) as error:
         raise UserError(f'config {str(path)!r} cannot be read: {error}') from error
+    check_options(cfg, options or {})
     try:
         cfg.merge_from_dict(dict(options or {}))
     except (KeyError, TypeError, AssertionError, IndexError) as error:

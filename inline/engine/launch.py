@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from inline.engine.bad_data import guard_data
+from inline.engine.check_config import check_config
 from inline.engine.config import (
     CfgOptions,
     check_checkpoint,
@@ -75,6 +76,7 @@ def read_config(args: argparse.Namespace) -> Config:
     cfg.launcher = args.launcher
     if args.data_root:
         set_data_root(cfg, args.data_root)
+    check_config(cfg)
     fit_to_own_data(cfg)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir

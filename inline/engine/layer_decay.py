@@ -6,6 +6,7 @@ from typing import Any
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 from torch import nn
 
+from inline.engine.check_config import check_paramwise
 from inline.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 LayerDepth = Callable[[str], tuple[int, int]]
@@ -18,6 +19,10 @@ class LayerDecayConstructor(LearningRateDecayOptimWrapperConstructor):
     Necks and heads learn at the full rate, the backbone's last norm and each block before it at
     ``paramwise_cfg.layer_decay_rate`` times the rate of what follows.
     """
+
+    def _validate_cfg(self) -> None:
+        check_paramwise(self.paramwise_cfg)
+        super()._validate_cfg()
 
     def add_params(
         self,

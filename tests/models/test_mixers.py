@@ -216,7 +216,7 @@ def test_an_unknown_option_is_answered_with_all_that_a_mixer_takes() -> None:
         build_mixer({'type': 'Linear', 'window': 4}, 8, 2)
     assert str(error.value) == (
         "unknown option 'window' of mixer 'Linear': "
-        'it takes kernel, qkv_bias, window_size, shift, wrap, split_size, lepe'
+        "it takes kernel, qkv_bias, window_size, shift, wrap, split_size, lepe (did you mean 'window_size'?)"
     )
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from inline.errors import UserError
 from inline.models.layers import ClassToken, PositionEmbedding, RelativePositionBias
+from inline.models.limits import MAX_IMAGE
 
 MIN_SIZE = 32
 
@@ -37,6 +38,8 @@ def init_weights(module: nn.Module) -> None:
 def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
     """``img_size`` as (H, W)."""
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if len(size) != 2 or min(size) < MIN_SIZE:
-        raise UserError(f'img_size {img_size}: must be one size or (height, width), each at least {MIN_SIZE}')
+    if len(size) != 2 or min(size) < MIN_SIZE or max(size) > MAX_IMAGE:
+        raise UserError(
+            f'img_size {img_size}: must be one size or (height, width), each from {MIN_SIZE} to {MAX_IMAGE}'
+        )
     return size[0], size[1]

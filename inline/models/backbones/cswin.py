@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inline.arguments import checked
 from inline.models.archs import resolve_arch
 from inline.models.backbones.common import resolve_img_size
 from inline.models.backbones.pyramid import Place, Pyramid, PyramidArch, Stage, build_blocks
@@ -37,6 +38,7 @@ class InLineCSwin(Pyramid):
         with_cp: Gradient checkpointing: blocks are recomputed in the backward pass.
     """
 
+    @checked
     def __init__(
         self,
         arch: str | Mapping[str, Any] = 'tiny',

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from inline.arguments import check_choice, check_range, checked, told
 from inline.errors import UserError
-from inline.models.archs import resolve_arch
+from inline.models.archs import check_mlp_ratio, resolve_arch
 from inline.models.backbones.common import (
     check_image_size,
     check_out_indices,
@@ -23,8 +24,9 @@ from inline.models.layers import (
     drop_path_rates,
     tokens_to_map,
 )
-from inline.models.mixers import build_mixer, expand_mixers
-from inline.models.mixers.registry import MixersConfig
+from inline.models.limits import MAX_DEPTH, MAX_WIDTH
+from inline.models.mixers import AttentionMixer, build_mixer, expand_mixers
+from inline.models.mixers.registry import MixerConfig, MixersConfig
 
 NORM_EPS = 1e-6
 OUT_TYPES = ('featmap', 'cls_token')
@@ -40,6 +42,11 @@ class DeiTArch:
     img_size: int = 224
     patch_size: int = 16
     mlp_ratio: float = 4
+
+    def __post_init__(self) -> None:
+        check_range('embed_dims', self.embed_dims, 1, MAX_WIDTH)
+        check_range('depth', self.depth, 1, MAX_DEPTH)
+        check_mlp_ratio(self.mlp_ratio, self.embed_dims)
 
 
 ARCHS = {
@@ -66,6 +73,7 @@ class InLineDeiT(nn.Module):
         with_cp: Gradient checkpointing: blocks are recomputed in the backward pass.
     """
 
+    @checked
     def __init__(
         self,
         arch: str | Mapping[str, Any] = 'tiny',
@@ -79,23 +87,22 @@ class InLineDeiT(nn.Module):
     ) -> None:
         super().__init__()
         sizes = resolve_arch(arch, ARCHS, DeiTArch)
-        if out_type not in OUT_TYPES:
-            raise UserError(f'out_type {out_type!r}: choose one of {", ".join(OUT_TYPES)}')
+        check_choice('out_type', out_type, OUT_TYPES)
         height, width = resolve_img_size(sizes.img_size if img_size is None else img_size)
         dim, depth, patch_size = sizes.embed_dims, sizes.depth, sizes.patch_size
+        check_range('patch_size', patch_size, 1, min(height, width))
         self.dims = (dim,) * depth
-        self.out_indices = check_out_indices([i + depth if i < 0 else i for i in out_indices], depth)
+        self.out_indices = _resolve_out_indices(out_indices, depth)
         self.out_type = out_type
         self.with_cp = with_cp
         self.patch_embed = PatchEmbed(in_channels, dim, patch_size, norm=False)
         self.class_token = ClassToken(dim)
         self.position = PositionEmbedding(dim, (-(-height // patch_size), -(-width // patch_size)), 'bicubic')
-        configs = [
-            config for stage in expand_mixers(mixers or {'type': 'InLine'}, (1,) * depth) for config in stage
-        ]
+        entries = expand_mixers({'type': 'InLine'} if mixers is None else mixers, (1,) * depth)
+        configs = [config for entry in entries for config in entry]
         rates = [rate for stage in drop_path_rates(drop_path_rate, (depth,)) for rate in stage]
         self.blocks = nn.ModuleList(
-            Block(dim, build_mixer(config, dim, sizes.num_heads), sizes.mlp_ratio, rate, NORM_EPS)
+            Block(dim, _build_mixer(config, dim, sizes.num_heads), sizes.mlp_ratio, rate, NORM_EPS)
             for config, rate in zip(configs, rates, strict=True)
         )
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
@@ -128,3 +135,20 @@ class InLineDeiT(nn.Module):
     def parts(self) -> list[list[nn.Module]]:
         """The modules from the input on: what reads the image, then a list for each block."""
         return [[self.patch_embed, self.class_token, self.position], *[[block] for block in self.blocks]]
+
+
+def _build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer:
+    mixer = build_mixer(config, dim, num_heads)
+    if not mixer.takes_prefix:
+        raise UserError(
+            f'mixer {told(config)}: windows, stripes and reduced maps have no place for a class token, '
+            'use the whole map'
+        )
+    return mixer
+
+
+def _resolve_out_indices(out_indices: Sequence[int], depth: int) -> tuple[int, ...]:
+    """Negative ones counted from the end."""
+    if not out_indices or not all(-depth <= i < depth for i in out_indices):
+        raise UserError(f'out_indices {tuple(out_indices)}: must be blocks out of {-depth}..{depth - 1}')
+    return check_out_indices([i % depth for i in out_indices], depth)

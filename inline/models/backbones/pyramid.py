@@ -7,11 +7,13 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from inline.arguments import check_range
 from inline.errors import UserError
-from inline.models.archs import check_same_length
+from inline.models.archs import check_mlp_ratio, check_same_length
 from inline.models.backbones.common import check_image_size, check_out_indices, init_weights
 from inline.models.block import Block
 from inline.models.layers import drop_path_rates, tokens_to_map
+from inline.models.limits import MAX_DEPTH, MAX_WIDTH
 from inline.models.mixers import build_mixer, default_mixers, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
 
@@ -32,8 +34,12 @@ class PyramidArch:
             depths=self.depths,
             num_heads=self.num_heads,
             mlp_ratios=self.mlp_ratios,
-            inline_depths=self.inline_depths or self.depths,
+            inline_depths=self.depths if self.inline_depths is None else self.inline_depths,
         )
+        for dim, depth, ratio in zip(self.embed_dims, self.depths, self.mlp_ratios, strict=True):
+            check_range('embed_dims', dim, 1, MAX_WIDTH)
+            check_range('depths', depth, 1, MAX_DEPTH)
+            check_mlp_ratio(ratio, dim)
         for inline_depth, depth in zip(self.inline_depths or (), self.depths, strict=False):
             if not 0 <= inline_depth <= depth:
                 raise UserError(

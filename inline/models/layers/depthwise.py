@@ -3,6 +3,7 @@ from torch import Tensor
 
 from inline.errors import UserError
 from inline.models.layers.maps import map_to_tokens, tokens_to_map
+from inline.models.limits import MAX_KERNEL
 
 
 def depthwise(v: Tensor, hw: tuple[int, int], weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -16,5 +17,7 @@ def depthwise(v: Tensor, hw: tuple[int, int], weight: Tensor, bias: Tensor | Non
 
 
 def check_conv_size(conv_size: int | None) -> None:
-    if conv_size is not None and (conv_size < 1 or conv_size % 2 == 0):
-        raise UserError(f'conv_size {conv_size}: must be odd and at least 1, or None for no convolution')
+    if conv_size is not None and (not 1 <= conv_size <= MAX_KERNEL or conv_size % 2 == 0):
+        raise UserError(
+            f'conv_size {conv_size}: must be odd and from 1 to {MAX_KERNEL}, or None for no convolution'
+        )

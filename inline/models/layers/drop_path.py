@@ -26,6 +26,8 @@ class DropPath(nn.Module):
 
 def drop_path_rates(last: float, depths: tuple[int, ...]) -> list[list[float]]:
     """Rates that grow linearly from 0 at the first block to ``last`` at the last one, per stage."""
+    if not 0 <= last < 1:
+        raise UserError(f'drop_path_rate {last}: must be at least 0 and below 1')
     steps = max(sum(depths) - 1, 1)
     rates = iter(last * i / steps for i in range(sum(depths)))
     return [[next(rates) for _ in range(depth)] for depth in depths]

@@ -3,7 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inline.arguments import check_range
 from inline.models.layers.maps import map_to_tokens
+from inline.models.limits import MAX_WIDTH
 
 
 class ConvEmbed(nn.Module):
@@ -16,6 +18,7 @@ class ConvEmbed(nn.Module):
         self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int, norm: bool = True
     ) -> None:
         super().__init__()
+        check_range('in_channels', in_channels, 1, MAX_WIDTH)
         self.stride = stride
         self.proj = nn.Conv2d(in_channels, dim, kernel_size, stride, padding)
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from inline.arguments import check_range, checked
 from inline.errors import UserError
 from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
+from inline.models.limits import MAX_WIDTH, MAX_WINDOW
 from inline.models.mixers.heads import split_heads
 from inline.ops.masking import zero_masked
 from inline.ops.places import ALL_QUERIES, add_to_map
@@ -118,6 +120,7 @@ class AttentionMixer(nn.Module, ABC):
     # sum of scores, or subtraction of their mean. None where it is neither.
     normalisation: Literal['division', 'subtraction'] | None = None
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -130,6 +133,10 @@ class AttentionMixer(nn.Module, ABC):
         lepe: bool = False,
     ) -> None:
         super().__init__()
+        check_range('dim', dim, 1, MAX_WIDTH)
+        check_range('num_heads', num_heads, 1, dim)
+        if dim % num_heads:
+            raise UserError(f'width {dim} is not divisible by {num_heads} heads')
         _check_regions(window_size, split_size, num_heads)
         self.num_heads = num_heads
         self.window_size = window_size
@@ -139,6 +146,11 @@ class AttentionMixer(nn.Module, ABC):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.lepe = LocallyEnhancedPosition(dim) if lepe else None
         self.proj = nn.Linear(dim, dim)
+
+    @property
+    def takes_prefix(self) -> bool:
+        """Whether tokens without a place on the map may come first, such as a class token."""
+        return self.window_size is None and self.split_size is None
 
     def forward(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Tensor:
         """x (B, P + H·W, C), P prefix tokens first, to the same shape; unnormed is x before the norm."""
@@ -214,8 +226,8 @@ def _cut_pair(make_qk: MakeQK, regions: Regions, channels: slice) -> tuple[Tenso
 
 def _check_regions(window_size: int | None, split_size: int | None, num_heads: int) -> None:
     for name, value in (('window_size', window_size), ('split_size', split_size)):
-        if value is not None and value < 1:
-            raise UserError(f'{name} {value}: must be at least 1, or None for the whole map')
+        if value is not None:
+            check_range(name, value, 1, MAX_WINDOW, ', or None for the whole map')
     if window_size is not None and split_size is not None:
         raise UserError(f'window_size {window_size} and split_size {split_size}: give only one of them')
     if split_size is not None and num_heads % 2:

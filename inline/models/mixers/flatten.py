@@ -3,8 +3,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from inline.errors import UserError
+from inline.arguments import check_range
 from inline.models.layers import check_conv_size, depthwise
+from inline.models.limits import MAX_POWER
 from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
@@ -37,8 +38,7 @@ class FLattenMixer(AttentionMixer):
         **shared: Unpack[MixerOptions],
     ) -> None:
         super().__init__(dim, num_heads, **shared)
-        if power < 1:
-            raise UserError(f'power {power}: must be at least 1')
+        check_range('power', power, 1, MAX_POWER)
         check_conv_size(conv_size)
         self.power = power
         self.scale = nn.Parameter(torch.zeros(dim))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inline.errors import UserError
+from inline.arguments import check_choice
 from inline.ops import KERNELS
 
 AFFINE_RELU = 'affine_relu'
@@ -30,6 +30,5 @@ def make_kernel(name: str, head_dim: int) -> str | AffineReLU:
     """φ for heads of ``head_dim`` channels, as the ops take it."""
     if name == AFFINE_RELU:
         return AffineReLU(head_dim)
-    if name not in KERNELS:
-        raise UserError(f'unknown kernel {name!r}: choose one of {", ".join([*KERNELS, AFFINE_RELU])}')
+    check_choice('unknown kernel', name, [*KERNELS, AFFINE_RELU])
     return name

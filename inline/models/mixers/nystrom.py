@@ -1,8 +1,9 @@
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from inline.errors import UserError
+from inline.arguments import check_range
 from inline.models.layers import check_conv_size, depthwise
+from inline.models.limits import MAX_ITERATIONS, MAX_WIDTH
 from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
@@ -39,9 +40,8 @@ class NystromMixer(AttentionMixer):
         **shared: Unpack[MixerOptions],
     ) -> None:
         super().__init__(dim, num_heads, **shared)
-        for name, value in (('num_landmarks', num_landmarks), ('iterations', iterations)):
-            if value < 1:
-                raise UserError(f'{name} {value}: must be at least 1')
+        check_range('num_landmarks', num_landmarks, 1, MAX_WIDTH)
+        check_range('iterations', iterations, 1, MAX_ITERATIONS)
         check_conv_size(conv_size)
         self.num_landmarks = num_landmarks
         self.iterations = iterations

@@ -5,10 +5,10 @@ entry per stage, where an entry is a dict, or a list with a dict per block of th
 leaves open the family decides: ``dict(type='Softmax')`` is PVT's attention in a PVT, Swin's in a Swin.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from inline.arguments import check_choice, check_names, check_type, checked, parameters_of
 from inline.errors import UserError
 from inline.models.mixers.base import AttentionMixer
 
@@ -24,6 +24,8 @@ def register_mixer(name: str) -> Callable[[type[AttentionMixer]], type[Attention
     def register(cls: type[AttentionMixer]) -> type[AttentionMixer]:
         if name in MIXERS:
             raise UserError(f'mixer {name!r} is registered already, as {MIXERS[name].__qualname__}')
+        if '__init__' in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
         MIXERS[name] = cls
         return cls
 
@@ -32,30 +34,21 @@ def register_mixer(name: str) -> Callable[[type[AttentionMixer]], type[Attention
 
 def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer:
     """Build ``dict(type=name, **options)`` for tokens of ``dim`` channels."""
-    options = dict(config)
-    name = options.pop('type', None)
-    if name not in MIXERS:
-        raise UserError(f'unknown mixer type {name!r}: choose one of {", ".join(sorted(MIXERS))}')
-    if dim % num_heads:
-        raise UserError(f'width {dim} is not divisible by {num_heads} heads')
-    known = _option_names(MIXERS[name])
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise UserError(f'unknown option {unknown[0]!r} of mixer {name!r}: it takes {", ".join(known)}')
-    return MIXERS[name](dim, num_heads, **options)
+    check_mixer(config)
+    options = {name: value for name, value in config.items() if name != 'type'}
+    return MIXERS[config['type']](dim, num_heads, **options)
 
 
-def _option_names(cls: type[AttentionMixer]) -> list[str]:
-    """What a mixer takes beside dim and num_heads: its own options, then those that it hands on."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        if '__init__' not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)['__init__']).parameters.values()
-        names += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in names]
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            break
-    return [name for name in names if name not in ('self', 'dim', 'num_heads')]
+def check_mixer(config: MixerConfig) -> None:
+    """Refuse a mixer's config with an unknown type or option, or an option of the wrong type."""
+    check_choice('unknown mixer type', config.get('type'), sorted(MIXERS))
+    owner = f'mixer {config["type"]!r}'
+    known = parameters_of(MIXERS[config['type']])
+    options = {name: kind for name, kind in known.items() if name not in ('dim', 'num_heads')}
+    given = {name: value for name, value in config.items() if name != 'type'}
+    check_names(given, options, 'option', owner)
+    for name, value in given.items():
+        check_type(name, value, options[name], owner)
 
 
 def default_mixers(inline_depths: Sequence[int], depths: Sequence[int]) -> list[list[MixerConfig]]:
@@ -74,10 +67,15 @@ def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[Mixe
         raise UserError(
             f'mixers has {len(mixers)} entries: one dict, or one entry for each of {len(depths)} stages'
         )
-    return [
+    stages = [
         _expand_stage(entry, depth, stage)
         for stage, (entry, depth) in enumerate(zip(mixers, depths, strict=True))
     ]
+    # Before a family adds its habits to them.
+    for stage in stages:
+        for config in stage:
+            check_mixer(config)
+    return stages
 
 
 def _expand_stage(entry: MixerConfig | Sequence[MixerConfig], depth: int, stage: int) -> list[MixerConfig]:

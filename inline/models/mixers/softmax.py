@@ -3,8 +3,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
+from inline.arguments import check_range
 from inline.errors import UserError
 from inline.models.layers import PatchEmbed, Regions, RelativePositionBias, tokens_to_map
+from inline.models.limits import MAX_REDUCTION
 from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MakeQK, MixerOptions, Part
 from inline.models.mixers.heads import merge_heads
 from inline.models.mixers.registry import register_mixer
@@ -36,8 +38,7 @@ class SoftmaxMixer(AttentionMixer):
         **shared: Unpack[MixerOptions],
     ) -> None:
         super().__init__(dim, num_heads, **shared)
-        if sr_ratio < 1:
-            raise UserError(f'sr_ratio {sr_ratio}: must be at least 1')
+        check_range('sr_ratio', sr_ratio, 1, MAX_REDUCTION)
         if sr_ratio > 1 and (self.window_size or self.split_size or self.lepe):
             raise UserError(f'sr_ratio {sr_ratio}: reduced keys go with the whole map only, without lepe')
         if relative_position and self.window_size is None:
@@ -48,6 +49,10 @@ class SoftmaxMixer(AttentionMixer):
             if relative_position and self.window_size is not None
             else None
         )
+
+    @property
+    def takes_prefix(self) -> bool:
+        return super().takes_prefix and self.reduction is None
 
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
         if self.reduction is None:

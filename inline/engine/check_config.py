@@ -1,0 +1,182 @@
+"""Holding a config against what will take it, before anything is built or any data is read."""
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import Registry
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from inline import registry as registries
+from inline.arguments import check_names, check_range, check_type, hint, parameters_of, told
+from inline.errors import UserError
+
+SCOPE = 'inline.'
+_Dict = dict[str, Any]
+_Dicts = dict[str, Any] | list[dict[str, Any]] | None
+LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+# What the tools and MMEngine read of a config, and what it must be.
+TOP_LEVEL: dict[str, Any] = {
+    'model': _Dict,
+    'work_dir': str | None,
+    'load_from': str | None,
+    'resume': bool,
+    'compile': bool | _Dict | None,
+    'own_data': str,
+    'launcher': str,
+    'auto_scale_lr': _Dict | None,
+    'optim_wrapper': _Dict | None,
+    'param_scheduler': _Dicts,
+    'default_hooks': _Dict | None,
+    'custom_hooks': list[_Dict] | None,
+    'model_wrapper_cfg': _Dict | None,
+    'data_preprocessor': _Dict | None,
+    'randomness': _Dict,
+    'env_cfg': _Dict,
+    'visualizer': _Dict | None,
+    'tta_model': _Dict | None,
+    'tta_pipeline': list[_Dict] | None,
+    **{f'{phase}_cfg': _Dict | None for phase in ('train', 'val', 'test')},
+    **{f'{phase}_evaluator': _Dicts for phase in ('val', 'test')},
+    **dict.fromkeys(LOADERS, _Dict | None),
+}
+_LOADER_TYPES = {
+    'dataset': _Dict,
+    'sampler': _Dict,
+    'batch_size': int,
+    'num_workers': int,
+    'persistent_workers': bool,
+    'pin_memory': bool,
+    'drop_last': bool,
+    'prefetch_factor': int | None,
+    'num_batch_per_epoch': int | None,
+}
+_AUTO_SCALE_LR = {'enable': bool, 'base_batch_size': int}
+# What the constructor for layer-wise decay of the learning rate reads.
+_PARAMWISE = {
+    'layer_decay_rate': float,
+    'bias_decay_mult': float | None,
+    'norm_decay_mult': float | None,
+    'flat_decay_mult': float | None,
+    'custom_keys': dict[str, _Dict],
+}
+
+
+def check_options(cfg: Config, options: Mapping[str, Any]) -> None:
+    """Refuse ``--cfg-options`` that would begin a setting which nothing reads."""
+    known = {*cfg, *TOP_LEVEL, *inspect.signature(Runner).parameters}
+    for key in options:
+        first = key.split('.')[0]
+        if first not in known:
+            raise UserError(f'--cfg-options {key!r}: the config has no {first!r}{hint(first, sorted(known))}')
+
+
+def check_config(cfg: Config) -> None:
+    """Refuse wrong types at the top, unknown keys of data loaders, and all that our modules do not take."""
+    if 'model' not in cfg:
+        raise UserError('the config has no model: it must be a dict with the type of a model')
+    for name, kind in TOP_LEVEL.items():
+        if name in cfg:
+            check_type(name, cfg[name], kind)
+    for name in LOADERS:
+        if cfg.get(name) is not None:
+            _check_loader(name, cfg[name])
+    if cfg.get('auto_scale_lr') is not None:
+        check_names(cfg.auto_scale_lr, _AUTO_SCALE_LR, 'key', 'auto_scale_lr')
+        for name, value in cfg.auto_scale_lr.items():
+            check_type(name, value, _AUTO_SCALE_LR[name], 'auto_scale_lr')
+    _check_constructor(cfg.get('optim_wrapper') or {})
+    for key, node in _typed(cfg._cfg_dict):
+        try:
+            check_module(node)
+        except UserError as error:
+            raise UserError(f'{key}: {error}') from error
+
+
+def check_module(node: Mapping[Any, Any]) -> None:
+    """Refuse a dict with a type of ours and what its constructor does not take."""
+    kind = _find(node['type'])
+    if not isinstance(kind, type):
+        return
+    options = {name: value for name, value in node.items() if name not in ('type', '_scope_')}
+    check_names(options, parameters_of(kind), 'argument', kind.__name__)
+    if issubclass(kind, torch.nn.Module):
+        _check_backbone(kind, options)
+
+
+def check_paramwise(settings: Mapping[str, Any]) -> None:
+    """Of :class:`inline.engine.layer_decay.LayerDecayConstructor`: a slip here would change no rate."""
+    check_names(settings, _PARAMWISE, 'key', 'paramwise_cfg')
+    for name, value in settings.items():
+        check_type(name, value, _PARAMWISE[name], 'paramwise_cfg')
+    rate = settings.get('layer_decay_rate', 1)
+    if not 0 < rate <= 1:
+        raise UserError(f'layer_decay_rate {rate} of paramwise_cfg: must be above 0 and at most 1')
+
+
+def _check_loader(name: str, loader: Mapping[str, Any]) -> None:
+    known = [*_LOADER_TYPES, *(set(inspect.signature(DataLoader).parameters) - set(_LOADER_TYPES))]
+    known.append('disable_subprocess_warning')
+    check_names(loader, sorted(known), 'key', name)
+    for key, kind in _LOADER_TYPES.items():
+        if key in loader:
+            check_type(key, loader[key], kind, name)
+        elif key in ('dataset', 'sampler'):
+            raise UserError(f'{name} lacks {key}: it must be a dict with a type')
+    check_range(f'{name}.batch_size', loader.get('batch_size', 1), 1, 2**20)
+    check_range(f'{name}.num_workers', loader.get('num_workers', 0), 0, 1024)
+    if loader.get('persistent_workers') and not loader.get('num_workers'):
+        raise UserError(f'{name} has persistent_workers True and num_workers 0: keep at least one, or none')
+
+
+def _check_constructor(wrapper: Mapping[str, Any]) -> None:
+    constructor = wrapper.get('constructor', '')
+    if isinstance(constructor, str) and constructor.startswith(SCOPE):
+        _find(constructor)
+        paramwise = wrapper.get('paramwise_cfg')
+        check_type('optim_wrapper.paramwise_cfg', paramwise, _Dict | None)
+        check_paramwise(paramwise or {})
+
+
+def _check_backbone(kind: type[torch.nn.Module], options: Mapping[str, Any]) -> None:
+    """Build it without its numbers, so that whatever its constructor refuses is refused now."""
+    with torch.device('meta'):
+        model = kind(**options)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if size > memory:
+        raise UserError(
+            f'arch {told(options.get("arch"))} of {kind.__name__} makes {size / 2**30:,.0f} GiB of '
+            f'parameters: this machine has {memory / 2**30:,.0f}'
+        )
+
+
+def _typed(node: Any, key: str = '') -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each dict of a config whose type is one of ours, the innermost first, with its dotted key."""
+    if isinstance(node, list | tuple):
+        node = dict(enumerate(node))
+    elif not isinstance(node, Mapping):
+        return
+    for name, child in node.items():
+        yield from _typed(child, f'{key}.{name}' if key else str(name))
+    if isinstance(node.get('type'), str) and node['type'].startswith(SCOPE):
+        yield key, node
+
+
+@cache
+def _find(name: str) -> Any:
+    """The class, or function, that a type of ours names."""
+    ours = [
+        item for item in vars(registries).values() if isinstance(item, Registry) and item.scope == 'inline'
+    ]
+    for registry in ours:
+        found = registry.get(name.removeprefix(SCOPE))
+        if found is not None:
+            return found
+    known = sorted({f'{SCOPE}{key}' for registry in ours for key in registry.module_dict})
+    raise UserError(f'unknown type {name!r}: choose one of {", ".join(known)}{hint(name, known)}')

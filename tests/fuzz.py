@@ -1,0 +1,270 @@
+"""Small configs of every family with every mixer, and what can be done to them."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from inline.arguments import parameters_of
+from inline.models.mixers import MIXERS
+
+Path = tuple[str | int, ...]
+
+PYRAMID = {
+    'embed_dims': [8, 16, 16, 24],
+    'depths': [1, 2, 1, 1],
+    'num_heads': [2, 4, 2, 6],
+    'mlp_ratios': [2, 2, 1.5, 1],
+}
+# Each option is written out, so that each can be mutated.
+FAMILIES: dict[str, dict[str, Any]] = {
+    'InLineDeiT': {
+        'arch': {
+            'embed_dims': 16,
+            'depth': 2,
+            'num_heads': 2,
+            'img_size': 32,
+            'patch_size': 8,
+            'mlp_ratio': 2,
+        },
+        'out_indices': [0, -1],
+        'out_type': 'featmap',
+    },
+    'InLinePVT': {
+        'arch': PYRAMID,
+        'img_size': 32,
+        'out_indices': [0, 2, 3],
+        'absolute_position': True,
+        'out_norm': False,
+    },
+    'InLineSwin': {
+        'arch': {**PYRAMID, 'inline_depths': [1, 1, 0, 0]},
+        'img_size': [32, 48],
+        'out_indices': [1, 3],
+        'out_norm': True,
+    },
+    'InLineCSwin': {
+        'arch': {**PYRAMID, 'inline_depths': [1, 2, 0, 0]},
+        'img_size': 64,
+        'out_indices': [3],
+        'out_norm': True,
+    },
+}
+SHARED = {
+    'in_channels': 3,
+    'drop_path_rate': 0.1,
+    'with_cp': False,
+    'frozen_stages': -1,
+    'autocast': None,
+    'init_cfg': None,
+}
+WHOLE_MAP: tuple[dict[str, Any], ...] = (
+    {'type': 'InLine', 'kernel': 'relu', 'injective': True, 'residual': True, 'mean_before_norm': False},
+    {'type': 'InLine', 'qkv_bias': False, 'lepe': True, 'window_size': None},
+    {'type': 'Softmax', 'sr_ratio': 1, 'relative_position': False, 'window_size': None, 'split_size': None},
+    {'type': 'Linear', 'kernel': 'affine_relu', 'lepe': False},
+    {'type': 'CosFormer', 'qkv_bias': True},
+    {'type': 'Efficient', 'shift': False},
+    {'type': 'FLatten', 'power': 3, 'conv_size': 5},
+    {'type': 'MLLA', 'lepe': True, 'wrap': True},
+    {'type': 'Nystrom', 'num_landmarks': 4, 'iterations': 3, 'conv_size': None},
+    {'type': 'TransNormer'},
+)
+REGIONS: tuple[dict[str, Any], ...] = (
+    {'type': 'InLine', 'window_size': 3, 'shift': True, 'wrap': False},
+    {'type': 'Softmax', 'window_size': 2, 'relative_position': True, 'sr_ratio': 1, 'shift': True},
+    {'type': 'Linear', 'split_size': 1},
+    {'type': 'FLatten', 'window_size': 2},
+    {'type': 'Nystrom', 'split_size': 2, 'num_landmarks': 2},
+)
+# Where a number must be at least 1, and nobody means a million.
+SIZES = {
+    *('embed_dims', 'depth', 'depths', 'num_heads', 'img_size', 'patch_size', 'in_channels', 'mlp_ratio'),
+    *('mlp_ratios', 'window_size', 'split_size', 'sr_ratio', 'conv_size', 'power', 'iterations'),
+}
+PER_STAGE = {'embed_dims', 'depths', 'num_heads', 'mlp_ratios', 'inline_depths', 'mixers'}
+MAY_BE_NONE = {'img_size', 'mixers', 'inline_depths', 'window_size', 'split_size', 'conv_size', 'autocast'}
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 'False', 'tiny', '7', '', b'7', 1j),
+    *(0, 1, 2, 3, 5, 7, -1, -2, 10**6, 10**9, 10**30),
+    *(2.0, 0.5, -0.5, 1.5, 1e9, math.nan, math.inf, -math.inf),
+    *([], [1], [0, 0], [2, 1], [1, 2, 3, 4], ['a'], [[]], [None], (1, 2), {1}),
+    *({}, {'type': 'InLine'}, {'type': None}, {'type': ['InLine']}, {3: 4}, {'a': {}}),
+)
+NAMES = ('drop_path', 'window', 'Type', 'dim', 'x', '', 'kernels', 'pretrained', 'self', 3, None, 'attn_drop')
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A config after some mutations; ``needles`` are what a message may quote."""
+
+    config: dict[str, Any]
+    needles: frozenset[str]
+    # Whether nothing was done to it that could have a meaning.
+    is_wrong: bool
+
+
+@st.composite
+def base_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A config that runs."""
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    config = {'type': f'inline.{family}', **copy.deepcopy(FAMILIES[family]), **copy.deepcopy(SHARED)}
+    is_deit = family == 'InLineDeiT'
+    mixer = st.sampled_from(WHOLE_MAP if is_deit else WHOLE_MAP + REGIONS).map(copy.deepcopy)
+    if is_deit:
+        shapes = st.one_of(st.none(), mixer, st.lists(mixer, min_size=2, max_size=2))
+    else:
+        stages = st.tuples(
+            *(mixer | st.lists(mixer, min_size=n, max_size=n) for n in PYRAMID['depths'])  # type: ignore[arg-type]
+        )
+        shapes = st.one_of(st.none(), mixer, stages.map(list))
+    mixers = draw(shapes)
+    for entry in _mixers_in(mixers):
+        if family == 'InLineSwin' and entry['type'] == 'Softmax':
+            # Swin's own softmax has windows.
+            entry.update(window_size=2, sr_ratio=1, split_size=None)
+        if family == 'InLineCSwin' and entry['type'] == 'Softmax':
+            entry.update(sr_ratio=1, **({'split_size': None} if entry['window_size'] else {}))
+    config['mixers'] = mixers
+    return config
+
+
+@st.composite
+def mutants(draw: st.DrawFn) -> Mutant:
+    config = draw(base_configs())
+    needles: set[str] = set()
+    wrong = False
+    count = draw(st.sampled_from((1, 1, 1, 2)))
+    for _ in range(count):
+        path = draw(st.sampled_from(sorted(paths(config), key=str)))
+        touched, wrong = draw(st.sampled_from((_drop, _add, _misspell, _replace, _replace, _reorder)))(
+            draw, config, path
+        )
+        needles |= touched
+    return Mutant(config, frozenset(needles), is_wrong=wrong and count == 1)
+
+
+def paths(node: Any, path: Path = ()) -> Iterator[Path]:
+    """The places of a config, but for the type of the backbone itself."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in items:
+        if (*path, key) != ('type',):
+            yield (*path, key)
+            yield from paths(child, (*path, key))
+
+
+def known_names(config: dict[str, Any], parent: Path) -> set[str]:
+    """What may stand in the dict at a path."""
+    if parent == ():
+        from inline import openmmlab
+
+        return {'type', *parameters_of(getattr(openmmlab, config['type'].removeprefix('inline.')))}
+    if parent == ('arch',):
+        return set(config['arch']) | {'inline_depths'}
+    kind = get(config, parent).get('type')
+    return {'type', *parameters_of(MIXERS[kind])} - {'dim', 'num_heads'} if isinstance(kind, str) else set()
+
+
+def get(config: Any, path: Path) -> Any:
+    for key in path:
+        config = config[key]
+    return config
+
+
+def _drop(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:  # noqa: ARG001
+    parent, key = get(config, path[:-1]), path[-1]
+    old = parent.pop(key)
+    wrong = path[-1] in ('embed_dims', 'depths', 'depth') or key == 'type'
+    return _needles(path, old), wrong
+
+
+def _add(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
+    """A key to the dict around a place, or an item to the list."""
+    parent = get(config, path[:-1])
+    value = copy.deepcopy(draw(st.sampled_from(VALUES)))
+    if isinstance(parent, list):
+        parent.append(value)
+        return _needles(path, value), _is_per_stage(path)
+    name = draw(st.sampled_from(NAMES))
+    if name in known_names(config, path[:-1]):
+        return _replace(draw, config, path)
+    parent[name] = value
+    return {repr(name)}, True
+
+
+def _misspell(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
+    parent, key = get(config, path[:-1]), path[-1]
+    if not isinstance(key, str) or not key:
+        return _replace(draw, config, path)
+    i = draw(st.integers(0, len(key) - 1))
+    name = draw(st.sampled_from((key[:i] + key[i + 1 :], key[:i] + key[i] + key[i:], key.upper(), key + ' ')))
+    if name in known_names(config, path[:-1]):
+        return _replace(draw, config, path)
+    parent[name] = parent.pop(key)
+    return {repr(name), key}, True
+
+
+def _replace(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
+    parent, old = get(config, path[:-1]), get(config, path)
+    value = copy.deepcopy(draw(st.sampled_from((*VALUES, WHOLE_MAP[0], REGIONS[1], [*WHOLE_MAP[:2]]))))
+    parent[path[-1]] = value
+    return _needles(path, value), _cannot_mean(_name(path), old, value)
+
+
+def _reorder(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
+    """Another order of a list, one item fewer, or one twice."""
+    items = get(config, path)
+    if not isinstance(items, list) or not items:
+        return _replace(draw, config, path)
+    how = draw(st.sampled_from(('shuffle', 'shorten', 'lengthen')))
+    if how == 'shuffle':
+        items[:] = draw(st.permutations(items))
+    elif how == 'shorten':
+        items.pop(draw(st.integers(0, len(items) - 1)))
+    else:
+        items.append(copy.deepcopy(draw(st.sampled_from(items))))
+    return _needles(path, items), how != 'shuffle' and _is_per_stage((*path, 0))
+
+
+def _cannot_mean(name: str, old: Any, value: Any) -> bool:
+    """Whether nobody can have meant this value for what had that one."""
+    if value is None:
+        return name not in MAY_BE_NONE and name not in ('init_cfg', 'mixers') and not isinstance(old, dict)
+    if isinstance(old, bool):
+        return not isinstance(value, bool)
+    if isinstance(value, bool | str | bytes | complex | set):
+        return not isinstance(old, str) or not isinstance(value, str) or name != 'autocast'
+    if isinstance(old, int | float):
+        if not isinstance(value, int | float):
+            return not (name == 'img_size' and isinstance(value, list | tuple))
+        whole = isinstance(old, int) and not name.startswith(('mlp_ratio', 'drop_path'))
+        return (whole and isinstance(value, float)) or (name in SIZES and not 0 < value < 1e5)
+    return isinstance(old, str)
+
+
+def _is_per_stage(path: Path) -> bool:
+    """Whether the list around a place has one item for each stage or block."""
+    return path[0] == 'mixers' or (len(path) > 1 and path[-2] in PER_STAGE)
+
+
+def _name(path: Path) -> str:
+    return next((str(key) for key in reversed(path) if isinstance(key, str)), '')
+
+
+def _needles(path: Path, value: Any) -> set[str]:
+    found = {key for key in path if isinstance(key, str)}
+    if isinstance(value, dict):
+        return found.union(*(_needles((str(key),), item) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return found.union(*(_needles((), item) for item in value))
+    return {*found, str(value)} - {''}
+
+
+def _mixers_in(mixers: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(mixers, dict):
+        yield mixers
+    for entry in mixers if isinstance(mixers, list) else ():
+        yield from _mixers_in(entry)

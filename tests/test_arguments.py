@@ -1,0 +1,111 @@
+"""Names and types of arguments against a signature."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from inline.arguments import check_arguments, check_choice, check_type, checked, parameters_of, told
+from inline.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ('kind', 'good', 'bad', 'words'),
+    [
+        (bool, [True, False], [0, 1, 'False', None, []], 'True or False'),
+        (int, [0, -3], [True, 2.0, '7', None, [1]], 'a whole number'),
+        (float, [0, 0.5, 1e9], [True, '0.5', None, (1,), 1j], 'a number'),
+        (str, ['', 'a'], [b'a', 1, None], 'a string'),
+        (int | None, [None, 4], [False, 4.0], 'a whole number or None'),
+        (
+            bool | dict[str, Any] | None,
+            [None, True, {'a': 1}],
+            [1, 'x', {1: 2}],
+            'True or False, a dict or None',
+        ),
+        (
+            Sequence[int],
+            [(), [1], (2, 3)],
+            [1, '12', [True], [1, 2.0], {1}, {1: 1}],
+            'a list of whole numbers',
+        ),
+        (tuple[float, ...], [(1, 2.5), [3]], [3, ('1',)], 'a list of numbers'),
+        (tuple[int, int], [(1, 2), [1, 2]], [(1,), (1, 2, 3), 1], 'a list of whole numbers'),
+        (Mapping[str, int], [{}, {'a': 1}], [{'a': True}, [1], {2: 1}], 'a dict'),
+        (list[dict[str, Any]], [[], [{'a': 1}]], [{}, [1]], 'a list of dicts'),
+        (Literal['a', 1], ['a', 1], [True, 'b', 1.0], "one of 'a', 1"),
+        (Callable[[int], int], [len, 3], [], ''),
+        (Any, [None, 3, 'x'], [], ''),
+    ],
+    ids=str,
+)
+def test_types_are_taken_to_the_letter(kind: Any, good: list, bad: list, words: str) -> None:
+    for value in good:
+        check_type('size', value, kind)
+    for value in bad:
+        with pytest.raises(UserError) as error:
+            check_type('size', value, kind, 'Thing')
+        assert str(error.value) == f'size {told(value)} of Thing: must be {words}'
+
+
+class Base:
+    @checked
+    def __init__(self, width: int, *, bias: bool = True) -> None:
+        self.width, self.bias = width, bias
+
+
+class Stranger:
+    def __init__(self, other: int = 0) -> None:
+        self.other = other
+
+
+class Child(Stranger, Base):
+    @checked
+    def __init__(self, width: int, depth: int = 1, **shared: Any) -> None:
+        Base.__init__(self, width, **shared)
+        self.depth = depth
+
+
+def test_a_class_takes_its_own_arguments_and_those_that_it_hands_on() -> None:
+    assert parameters_of(Child) == {'width': int, 'depth': int, 'bias': bool}
+    assert parameters_of(Stranger) == {'other': int}
+    child = Child(3, depth=2, bias=False)
+    assert (child.width, child.depth, child.bias) == (3, 2, False)
+
+
+@pytest.mark.parametrize(
+    ('args', 'options', 'message'),
+    [
+        (
+            (3,),
+            {'bais': True},
+            "unknown argument 'bais' of Child: it takes width, depth, bias (did you mean 'bias'?)",
+        ),
+        ((3,), {'other': 1}, "unknown argument 'other' of Child: it takes width, depth, bias"),
+        (('3',), {}, "width '3' of Child: must be a whole number"),
+        ((3, 1.0), {}, 'depth 1.0 of Child: must be a whole number'),
+        ((3,), {'bias': 'False'}, "bias 'False' of Child: must be True or False"),
+    ],
+)
+def test_a_checked_constructor_refuses(args: tuple, options: dict, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        Child(*args, **options)
+    assert str(error.value) == message
+
+
+def test_names_need_not_be_strings_to_be_refused() -> None:
+    with pytest.raises(UserError, match='unknown argument 3 of Thing: it takes a, b'):
+        check_arguments({3: 4}, {'a': int, 'b': int}, 'Thing')
+    with pytest.raises(UserError, match=r"arch \['tiny'\]: choose one of tiny, small, or a dict"):
+        check_choice('arch', ['tiny'], ['tiny', 'small'], ', or a dict')
+
+
+def test_a_value_is_quoted_on_one_short_line() -> None:
+    assert told('a\nb') == r"'a\nb'"
+    assert len(told('x' * 10_000)) < 100
+    assert '\n' not in told(Multiline())
+
+
+class Multiline:
+    def __repr__(self) -> str:
+        return 'two\nlines'

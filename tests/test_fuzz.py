@@ -1,0 +1,100 @@
+"""Configs with a mistake in them: told in one line that names it, or a model that does what they say."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from mmengine.registry import MODELS
+
+from inline.engine.check_config import check_module
+from inline.errors import UserError
+from tests.fuzz import PYRAMID, Mutant, base_configs, mutants
+
+FIXED = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def run(config: dict[str, Any]) -> None:
+    """Build a backbone and let it read an image: what passed the check gives the maps that it announces."""
+    torch.manual_seed(0)
+    model = MODELS.build(config).eval()
+    height, width = 32, 40
+    with torch.no_grad():
+        outs = model(torch.randn(1, config.get('in_channels', 3), height, width))
+    assert len(outs) == len(model.out_indices)
+    arch = config.get('arch', 'tiny')
+    for out, i in zip(outs, model.out_indices, strict=True):
+        if config['type'] == 'inline.InLineDeiT':
+            stride = 16 if isinstance(arch, str) else arch.get('patch_size', 16)
+            dim = model.dims[0] if isinstance(arch, str) else arch['embed_dims']
+        else:
+            stride = 4 * 2**i
+            dim = model.dims[i] if isinstance(arch, str) else arch['embed_dims'][i]
+        assert out.isfinite().all()
+        if config.get('out_type') == 'cls_token':
+            assert out.shape == (1, dim)
+        else:
+            assert out.shape == (1, dim, -(-height // stride), -(-width // stride))
+
+
+@settings(FIXED, max_examples=100)
+@given(base_configs())
+def test_what_is_mutated_runs(config: dict[str, Any]) -> None:
+    run(config)
+
+
+@settings(FIXED, max_examples=500)
+@given(mutants())
+def test_a_mutated_config_runs_or_is_refused_in_one_line(mutant: Mutant) -> None:
+    try:
+        check_module(mutant.config)
+    except UserError as error:
+        message = str(error)
+        assert '\n' not in message
+        assert len(message) < 600
+        assert any(needle in message for needle in mutant.needles), (message, mutant)
+    else:
+        assert not mutant.is_wrong, mutant
+        run(mutant.config)
+
+
+# What the search found, each once.
+FOUND: dict[str, tuple[dict[str, Any], str]] = {
+    'self': ({'self': 1}, "unknown argument 'self' of InLinePVT"),
+    'a key that is no string': ({None: True}, 'unknown argument None of InLinePVT'),
+    'no mixer': ({'mixers': {}}, 'unknown mixer type None'),
+    'no mixers': ({'mixers': []}, 'mixers has 0 entries'),
+    'a type that has no hash': ({'mixers': {'type': ['InLine']}}, r"unknown mixer type \['InLine'\]"),
+    'no stage': (
+        {'arch': {name: [] for name in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}},
+        r'embed_dims \(\): there must be at least one stage',
+    ),
+    'no inline stage': ({'arch': {**PYRAMID, 'inline_depths': []}}, 'number of stages differs: .*depths 0'),
+    'a rate that no block reaches': (
+        {
+            'arch': {'embed_dims': [8], 'depths': [1], 'num_heads': [2], 'mlp_ratios': [2]},
+            'out_indices': [0],
+            'drop_path_rate': 1.5,
+        },
+        r'drop_path_rate 1\.5: must be at least 0 and below 1',
+    ),
+    'a million blocks': ({'arch': {**PYRAMID, 'depths': [1, 2, 1, 10**6]}}, 'depths 1000000: must be from'),
+}
+
+
+@pytest.mark.parametrize('name', FOUND)
+def test_what_was_found(name: str) -> None:
+    options, message = FOUND[name]
+    with pytest.raises(UserError, match=message):
+        check_module({'type': 'inline.InLinePVT', 'arch': PYRAMID, 'img_size': 32, **options})
+
+
+def test_a_class_token_has_no_place_on_a_reduced_map() -> None:
+    """Told when the model is built, not when the first image comes."""
+    for mixer in ({'type': 'InLine', 'window_size': 2}, {'type': 'Softmax', 'sr_ratio': 2}):
+        with pytest.raises(UserError, match='no place for a class token'):
+            check_module({'type': 'inline.InLineDeiT', 'mixers': mixer})
+    with pytest.raises(UserError, match='mixers has 0 entries'):
+        check_module({'type': 'inline.InLineDeiT', 'mixers': []})
+    with pytest.raises(UserError, match=r'out_indices \(-13,\): must be blocks out of -12\.\.11'):
+        check_module({'type': 'inline.InLineDeiT', 'out_indices': [-13]})
