@@ -89,6 +89,12 @@ def test_what_was_found(name: str) -> None:
         check_module({'type': 'inline.InLinePVT', 'arch': PYRAMID, 'img_size': 32, **options})
 
 
+def test_a_depth_that_makes_two_levels_one_is_told_with_what_was_written() -> None:
+    config = {'type': 'inline.InLineDeiT', 'arch': {'embed_dims': 16, 'depth': 1, 'num_heads': 2}}
+    with pytest.raises(UserError, match=r'out_indices \(0, -1\): .* for a depth of 1'):
+        check_module({**config, 'out_indices': [0, -1]})
+
+
 def test_a_class_token_has_no_place_on_a_reduced_map() -> None:
     """Told when the model is built, not when the first image comes."""
     for mixer in ({'type': 'InLine', 'window_size': 2}, {'type': 'Softmax', 'sr_ratio': 2}):
@@ -96,5 +102,5 @@ def test_a_class_token_has_no_place_on_a_reduced_map() -> None:
             check_module({'type': 'inline.InLineDeiT', 'mixers': mixer})
     with pytest.raises(UserError, match='mixers has 0 entries'):
         check_module({'type': 'inline.InLineDeiT', 'mixers': []})
-    with pytest.raises(UserError, match=r'out_indices \(-13,\): must be blocks out of -12\.\.11'):
+    with pytest.raises(UserError, match=r'out_indices \(-13,\): must be increasing blocks out of -12\.\.11'):
         check_module({'type': 'inline.InLineDeiT', 'out_indices': [-13]})

@@ -53,7 +53,7 @@ def test_our_own_configs_pass(path: Path) -> None:
         ({'model.backbone.mixers': {'type': 'Softmax', 'qkv_bias': 'False'}},
          "qkv_bias 'False' of mixer 'Softmax': must be True or False"),
         ({'model.backbone.init_cfg': {'type': 'Pretained'}}, r"init_cfg type 'Pretained'.*mean 'Pretrained'"),
-        ({'model.backbone.init_cfg': {'_delete_': True, 'type': 'Pretrained'}}, r'init_cfg\.checkpoint None: must'),
+        ({'model.backbone.init_cfg': {'_delete_': True, 'type': 'Pretrained'}}, r'init_cfg\.checkpoint None'),
         ({'model.backbone.type': 'inline.InLineSwim'}, r"unknown type 'inline\.InLineSwim'.*InLineSwin'\?\)"),
         ({'train_dataloader.batchsize': 4}, r"unknown key 'batchsize' of train_data.*mean 'batch_size'"),
         ({'train_dataloader.batch_size': '4'}, "batch_size '4' of train_dataloader: must be a whole number"),
@@ -97,7 +97,7 @@ def test_options_must_begin_with_a_setting_that_is_read() -> None:
 
 def test_a_config_needs_a_model() -> None:
     cfg = load_config(CLASSIFIER)
-    del cfg['model']
+    cfg.pop('model')
     with pytest.raises(UserError, match='the config has no model'):
         check_config(cfg)
 

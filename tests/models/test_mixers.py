@@ -277,13 +277,13 @@ def test_mlla_has_one_lepe_in_every_family_unless_it_is_switched_off() -> None:
 @pytest.mark.parametrize(
     ('config', 'message'),
     [
-        ({'type': 'FLatten', 'power': 0}, 'power 0: must be at least 1'),
-        ({'type': 'FLatten', 'conv_size': 4}, 'conv_size 4: must be odd and at least 1, or None'),
-        ({'type': 'Nystrom', 'conv_size': 0}, 'conv_size 0: must be odd and at least 1, or None'),
-        ({'type': 'Nystrom', 'num_landmarks': 0}, 'num_landmarks 0: must be at least 1'),
-        ({'type': 'Nystrom', 'iterations': 0}, 'iterations 0: must be at least 1'),
+        ({'type': 'FLatten', 'power': 0}, 'power 0: must be from 1 to 16'),
+        ({'type': 'FLatten', 'conv_size': 4}, 'conv_size 4: must be odd and from 1 to 63, or None'),
+        ({'type': 'Nystrom', 'conv_size': 0}, 'conv_size 0: must be odd and from 1 to 63, or None'),
+        ({'type': 'Nystrom', 'num_landmarks': 0}, 'num_landmarks 0: must be from 1 to 16384'),
+        ({'type': 'Nystrom', 'iterations': 0}, 'iterations 0: must be from 1 to 100'),
         ({'type': 'CosFormer', 'kernel': 'relu'}, "unknown option 'kernel' of mixer 'CosFormer'"),
-        ({'type': 'MLLA', 'split_size': 0}, 'split_size 0: must be at least 1'),
+        ({'type': 'MLLA', 'split_size': 0}, 'split_size 0: must be from 1 to 1024'),
     ],
 )
 def test_bad_options_of_rivals_say_the_value_and_what_is_allowed(config: dict, message: str) -> None:

@@ -12,7 +12,6 @@ from inline.errors import UserError
 from inline.models.archs import check_mlp_ratio, resolve_arch
 from inline.models.backbones.common import (
     check_image_size,
-    check_out_indices,
     init_weights,
     resolve_img_size,
 )
@@ -149,6 +148,10 @@ def _build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixe
 
 def _resolve_out_indices(out_indices: Sequence[int], depth: int) -> tuple[int, ...]:
     """Negative ones counted from the end."""
-    if not out_indices or not all(-depth <= i < depth for i in out_indices):
-        raise UserError(f'out_indices {tuple(out_indices)}: must be blocks out of {-depth}..{depth - 1}')
-    return check_out_indices([i % depth for i in out_indices], depth)
+    resolved = [i % depth for i in out_indices if -depth <= i < depth]
+    if not out_indices or len(resolved) < len(out_indices) or resolved != sorted(set(resolved)):
+        raise UserError(
+            f'out_indices {tuple(out_indices)}: must be increasing blocks out of {-depth}..{depth - 1}, '
+            f'for a depth of {depth}'
+        )
+    return tuple(resolved)
