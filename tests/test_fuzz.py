@@ -62,7 +62,16 @@ def test_a_mutated_config_runs_or_is_refused_in_one_line(mutant: Mutant) -> None
 FOUND: dict[str, tuple[dict[str, Any], str]] = {
     'self': ({'self': 1}, "unknown argument 'self' of InLinePVT"),
     'a key that is no string': ({None: True}, 'unknown argument None of InLinePVT'),
-    'no mixer': ({'mixers': {}}, 'unknown mixer type None'),
+    'no mixer': ({'mixers': {}}, 'mixers: unknown mixer type None'),
+    'no mixer of a stage': (
+        {'mixers': [{'type': 'InLine'}, {}, {'type': 'InLine'}, {'type': 'InLine'}]},
+        r'mixers\[1\]: unknown mixer type None',
+    ),
+    'no mixer of a block': (
+        {'mixers': [{'type': 'InLine'}, [{'type': 'InLine'}, {}], {'type': 'InLine'}, {'type': 'InLine'}]},
+        r'mixers\[1\]\[1\]: unknown mixer type None',
+    ),
+    'a size whose name is no string': ({'arch': {**PYRAMID, 3: [1]}}, 'unknown key 3 of arch'),
     'no mixers': ({'mixers': []}, 'mixers has 0 entries'),
     'a type that has no hash': ({'mixers': {'type': ['InLine']}}, r"unknown mixer type \['InLine'\]"),
     'no stage': (

@@ -218,6 +218,17 @@ MISTAKES = {
         ['tools/train.py', CLASSIFIER, '{options}', 'model.backbone.arch=huge'],
         "unknown arch 'huge': choose one of tiny, small, medium, large, or give a dict",
     ),
+    # There is no data at the path: the key is told first.
+    'unknown key of the backbone': (
+        [
+            'tools/train.py',
+            CLASSIFIER,
+            '--cfg-options',
+            'train_dataloader.dataset.data_root=/no/digit_scenes',
+            'model.backbone.drop_path=0.1',
+        ],
+        "model.backbone: unknown argument 'drop_path' of InLinePVT: it takes",
+    ),
     'small images': (
         ['tools/train.py', CLASSIFIER, '{options}', 'train_dataloader.dataset.pipeline.1.scale=24'],
         'image of 24×24 pixels: each side must be at least 32',

@@ -136,7 +136,7 @@ class AttentionMixer(nn.Module, ABC):
         check_range('dim', dim, 1, MAX_WIDTH)
         check_range('num_heads', num_heads, 1, dim)
         if dim % num_heads:
-            raise UserError(f'width {dim} is not divisible by {num_heads} heads')
+            raise UserError(f'num_heads {num_heads}: width {dim} is not divisible by {num_heads} heads')
         _check_regions(window_size, split_size, num_heads)
         self.num_heads = num_heads
         self.window_size = window_size

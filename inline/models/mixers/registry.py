@@ -62,27 +62,33 @@ def default_mixers(inline_depths: Sequence[int], depths: Sequence[int]) -> list[
 def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[MixerConfig]]:
     """One config per block, as a list per stage."""
     if isinstance(mixers, dict):
+        _check_at('mixers', mixers)
         mixers = [mixers] * len(depths)
     if len(mixers) != len(depths):
         raise UserError(
             f'mixers has {len(mixers)} entries: one dict, or one entry for each of {len(depths)} stages'
         )
-    stages = [
+    return [
         _expand_stage(entry, depth, stage)
         for stage, (entry, depth) in enumerate(zip(mixers, depths, strict=True))
     ]
-    # Before a family adds its habits to them.
-    for stage in stages:
-        for config in stage:
-            check_mixer(config)
-    return stages
 
 
 def _expand_stage(entry: MixerConfig | Sequence[MixerConfig], depth: int, stage: int) -> list[MixerConfig]:
+    place = f'mixers[{stage}]'
     if isinstance(entry, dict):
+        _check_at(place, entry)
         return [entry] * depth
     if len(entry) != depth:
-        raise UserError(
-            f'mixers[{stage}] has {len(entry)} entries: one dict, or one for each of {depth} blocks'
-        )
+        raise UserError(f'{place} has {len(entry)} entries: one dict, or one for each of {depth} blocks')
+    for block, config in enumerate(entry):
+        _check_at(f'{place}[{block}]', config)
     return list(entry)
+
+
+def _check_at(place: str, config: MixerConfig) -> None:
+    """Before a family adds its habits, and with the place that the mistake is at."""
+    try:
+        check_mixer(config)
+    except UserError as error:
+        raise UserError(f'{place}: {error}') from error
