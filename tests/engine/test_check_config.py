@@ -24,9 +24,9 @@ LEAVES = sorted(
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.parent.name)
 def test_our_own_configs_pass(path: Path) -> None:
     cfg = load_config(path)
-    before = cfg.dump()
+    before = cfg.to_dict()
     check_config(cfg)
-    assert cfg.dump() == before
+    assert cfg.to_dict() == before
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,14 @@ def test_positions_of_another_resolution_load_resized() -> None:
     ('options', 'message'),
     [
         ({'arch': 'huge'}, "unknown arch 'huge': choose one of tiny, small, medium, large"),
-        ({'arch': {**SMALL, 'width': 3}}, "unknown key 'width' in arch"),
-        ({'arch': {'depths': (1,)}}, 'arch lacks embed_dims, num_heads: it needs'),
+        ({'arch': {**SMALL, 'width': 3}}, "unknown key 'width' of arch"),
+        ({'arch': {'depths': (1,)}}, r'arch .* lacks embed_dims, num_heads: it takes'),
         ({'arch': {**SMALL, 'depths': (1, 1)}}, 'number of stages differs: embed_dims 4, depths 2'),
         ({'arch': {**SMALL, 'num_heads': (3, 4, 5, 8)}}, 'width 16 is not divisible by 3 heads'),
         ({'out_indices': (0, 4)}, r'out_indices \(0, 4\): must be increasing stages out of 0..3'),
         ({'out_indices': (2, 1)}, r'out_indices \(2, 1\)'),
-        ({'img_size': 16}, 'img_size 16: .* at least 32'),
-        ({'drop_path_rate': 1.0}, 'drop path rate 1.0'),
+        ({'img_size': 16}, 'img_size 16: .* from 32 to 16384'),
+        ({'drop_path_rate': 1.0}, r'drop_path_rate 1\.0: must be at least 0 and below 1'),
         ({'mixers': [{'type': 'InLine'}] * 3}, 'mixers has 3 entries: .* each of 4 stages'),
         (
             {'mixers': [{'type': 'InLine'}, [], {'type': 'InLine'}, {'type': 'InLine'}]},
@@ -116,7 +116,7 @@ def test_positions_of_another_resolution_load_resized() -> None:
         ({'mixers': {'type': 'Cosine'}}, "unknown mixer type 'Cosine': choose one of .*InLine, .*Softmax"),
         ({'mixers': {'type': 'InLine', 'window': 7}}, "unknown option 'window' of mixer 'InLine'"),
         ({'mixers': {'type': 'InLine', 'kernel': 'cos'}}, "unknown kernel 'cos'"),
-        ({'mixers': {'type': 'Softmax', 'sr_ratio': 0}}, 'sr_ratio 0: must be at least 1'),
+        ({'mixers': {'type': 'Softmax', 'sr_ratio': 0}}, 'sr_ratio 0: must be from 1 to 64'),
     ],
 )
 def test_bad_arguments_say_the_value_and_what_is_allowed(options: dict, message: str) -> None:
