@@ -26,6 +26,10 @@ TOP_LEVEL: dict[str, Any] = {
     'work_dir': str | None,
     'load_from': str | None,
     'resume': bool,
+    'runner_type': str,
+    'skip_nonfinite': int,
+    'bad_data': _Dict,
+    'loggers': str | list[str],
     'compile': bool | _Dict | None,
     'own_data': str,
     'launcher': str,
@@ -164,7 +168,9 @@ def _typed(node: Any, key: str = '') -> Iterator[tuple[str, Mapping[str, Any]]]:
         return
     for name, child in node.items():
         yield from _typed(child, f'{key}.{name}' if key else str(name))
-    if isinstance(node.get('type'), str) and node['type'].startswith(SCOPE):
+    kind = node.get('type')
+    # A longer path, as inline.detection.RetinaHead, names a toolbox's own module with a change.
+    if isinstance(kind, str) and kind.startswith(SCOPE) and '.' not in kind.removeprefix(SCOPE):
         yield key, node
 
 

@@ -32,7 +32,7 @@ class Sample:
     Args:
         seconds: Since the training began.
         processes: How many there are.
-        main: Memory of the training itself. Pages that processes share count in parts (PSS).
+        main: Memory of the training itself. What no other process shares (USS).
         workers: Memory of the processes below it, counted so, too.
         resident: Of all, with shared pages counted in each (RSS).
         handles: Open files of all, sockets and pipes included, shared tensors not.
@@ -99,7 +99,7 @@ def take_sample(process: psutil.Process, began: float) -> Sample:
             if one is process:
                 raise
             continue
-        memory.append(full.pss / MEGABYTE)
+        memory.append(full.uss / MEGABYTE)
         resident += full.rss / MEGABYTE
         threads += running
         handles += links
@@ -188,7 +188,7 @@ def draw(samples: Sequence[Sample], verdict: Verdict, path: Path) -> None:
     upper.plot(
         minutes[judged], level + slope * (minutes[judged] - minutes[judged][0]), 'k--', label='fitted line'
     )
-    upper.set_ylabel('memory, PSS (MB)')
+    upper.set_ylabel('memory of its own, USS (MB)')
     upper.set_title(f'memory {verdict.memory:+.2f} %, open files {verdict.handles:+.1f} after warm-up')
     lower.plot(minutes, [sample.handles for sample in samples], label='open files')
     lower.plot(minutes, [sample.shared for sample in samples], label='tensors on their way', alpha=0.5)
