@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inline.hub import InLineBackbone, create_backbone, list_backbones
+    from inline.inference import InLineModel
 
 __version__ = '0.1.0'
 
 # Where each name is defined: torch is imported when one of them is asked for, not before.
 _LAZY = {
     'InLineBackbone': 'inline.hub',
+    'InLineModel': 'inline.inference',
     'create_backbone': 'inline.hub',
     'list_backbones': 'inline.hub',
 }
-__all__ = ['InLineBackbone', 'create_backbone', 'list_backbones']
+__all__ = ['InLineBackbone', 'InLineModel', 'create_backbone', 'list_backbones']
 
 
 def __getattr__(name: str) -> Any:
