@@ -1,0 +1,41 @@
+"""Untrained models of the digits configs, saved as a training saves them."""
+
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from inline.engine.config import load_config
+from tests.conftest import ROOT
+
+CONFIGS = {
+    'classification': 'digits_quick/inline-pvt-nano_digits',
+    'detection': 'digits/mask-rcnn_inline-pvt-micro_digits',
+    'segmentation': 'digits_quick/semantic-fpn_inline-pvt-nano_digits',
+}
+CLASSES = {
+    'classification': tuple('abcdefghij'),
+    'detection': tuple('abcdefghij'),
+    'segmentation': ('ground', *'abcdefghij'),
+}
+
+
+def read(task: str) -> Config:
+    return load_config(ROOT / 'configs' / f'{CONFIGS[task]}.py')
+
+
+def save_checkpoint(task: str, path: Path) -> Path:
+    cfg = read(task)
+    torch.manual_seed(0)
+    if cfg.get('data_preprocessor') is not None:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = MODELS.build(cfg.model)
+    model.init_weights()
+    content = {
+        'meta': {'dataset_meta': {'classes': CLASSES[task]}},
+        'state_dict': model.state_dict(),
+    }
+    torch.save(content, path)
+    return path
