@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
     """Predict, draw and write what the command line names."""
     if not 0 <= args.score_thr <= 1:
         raise UserError(f'--score-thr {args.score_thr}: must be from 0 to 1')
-    sources = _once(find_sources(args.inputs, leave_out=args.out))
+    sources = _find_once(args.inputs, args.out)
     _check_folder(args.out, sources, args.overwrite)
     model = InLineModel(args.config, args.checkpoint, args.device, trust_checkpoint=args.trust_checkpoint)
     stream = model.stream(
@@ -154,11 +154,13 @@ def _written(output: Output) -> Iterator[Output]:
         output.write_json()
 
 
-def _once(sources: Sequence[Source]) -> list[Source]:
+def _find_once(inputs: Sequence[str], out: Path) -> list[Source]:
     """Each file once, though it was named twice or lies in a folder that was."""
-    return list(
-        {str(source.path and source.path.resolve()): source for source in reversed(sources)}.values()
-    )[::-1]
+    paths: dict[Path, Path] = {}
+    for source in find_sources(inputs, leave_out=out):
+        if source.path is not None:
+            paths.setdefault(source.path.resolve(), source.path)
+    return find_sources(paths.values())
 
 
 def _check_folder(folder: Path, sources: Sequence[Source], overwrite: bool) -> None:

@@ -1,7 +1,9 @@
-"""Untrained models of the digits configs, saved as a training saves them."""
+"""Untrained models of the digits configs, saved as a training saves them, and images for them."""
 
 from pathlib import Path
 
+import cv2
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -39,3 +41,19 @@ def save_checkpoint(task: str, path: Path) -> Path:
     }
     torch.save(content, path)
     return path
+
+
+def write_images(folder: Path) -> Path:
+    """Five images of two sizes, two of them with one name."""
+    rng = np.random.default_rng(0)
+    for name, shape in (
+        ('a/b.png', (88, 88)),
+        ('a/d.png', (88, 88)),
+        ('c/b.png', (64, 96)),
+        ('c/e.png', (88, 88)),
+        ('f.bmp', (88, 88)),
+    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(path), rng.integers(0, 256, (*shape, 3)).astype(np.uint8))
+    return folder

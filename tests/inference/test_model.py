@@ -1,6 +1,5 @@
 """Images in every form give the toolbox's own predictions, whatever else is in the call."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,11 @@ def numbers(sample: Any) -> dict[str, torch.Tensor]:
 
 def assert_same(one: Any, other: Any) -> None:
     for name, value in numbers(one).items():
-        torch.testing.assert_close(value, numbers(other)[name], rtol=1e-4, atol=1e-4, msg=name)
+        if name == 'mask':
+            # The masks of an untrained head are near their threshold: rounding decides some pixels.
+            assert (value != numbers(other)[name]).float().mean() < 0.01
+        else:
+            torch.testing.assert_close(value, numbers(other)[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize('task', TASKS)
@@ -68,14 +71,14 @@ def test_a_file_its_array_and_a_grey_array_agree(models: dict[str, InLineModel],
     array = cv2.imread(str(path))
     opaque = np.dstack([array, np.full(array.shape[:2], 7, np.uint8)])
     from_file, from_array, from_opaque, swapped = model([str(path), array, opaque, array[..., ::-1]])
-    assert_same(from_file, from_array)
-    assert_same(from_file, from_opaque)
+    assert_same(from_file.sample, from_array.sample)
+    assert_same(from_file.sample, from_opaque.sample)
     # Arrays are BGR: the same numbers as RGB are another image.
     assert not torch.equal(from_file.pred_score, swapped.pred_score)
     grey = array[..., 1]
     flat, deep, colour = model([grey, grey[..., None], np.dstack([grey] * 3)])
-    assert_same(flat, colour)
-    assert_same(deep, colour)
+    assert_same(flat.sample, colour.sample)
+    assert_same(deep.sample, colour.sample)
     assert from_array.name == 'array_1'
 
 
@@ -139,7 +142,7 @@ def test_what_is_no_image_is_told(models: dict[str, InLineModel], given: Any, me
 
 
 def test_an_empty_folder_is_told(models: dict[str, InLineModel], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match='has no images: looked for .bmp'):
+    with pytest.raises(UserError, match=r'has no images: looked for \.bmp'):
         models['classification'](tmp_path)
 
 
@@ -182,7 +185,7 @@ def test_a_config_on_ones_own_data_takes_its_classes_from_the_checkpoint(
 
 
 def test_configs_are_found_by_name(checkpoints: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match='did you mean .*inline-pvt-micro_digits'):
+    with pytest.raises(UserError, match=r'did you mean .*inline-pvt-micro_digits'):
         InLineModel('inline-pvt-mikro_digits')
     with pytest.raises(UserError, match=r"'cosformer' is the name of \d+ files: choose by path, such as abl"):
         InLineModel('cosformer')
@@ -190,7 +193,7 @@ def test_configs_are_found_by_name(checkpoints: dict[str, Path]) -> None:
         InLineModel('gone.py')
     with pytest.raises(UserError, match='is of another model than the config'):
         InLineModel(CONFIGS['classification'], checkpoints['segmentation'])
-    with pytest.raises(UserError, match='device .gpu. cannot be used'):
+    with pytest.raises(UserError, match=r'device .gpu. cannot be used'):
         InLineModel(CONFIGS['classification'], checkpoints['classification'], 'gpu')
 
 
@@ -203,11 +206,10 @@ def test_names_never_collide() -> None:
 
 
 @pytest.fixture
-def screenless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def screenless(monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib.pyplot as plt
 
     monkeypatch.setattr(plt, 'get_backend', lambda: 'agg')
-    yield
 
 
 @pytest.mark.parametrize('task', TASKS)
