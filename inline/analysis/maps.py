@@ -1,7 +1,7 @@
 """Attention maps: what one query of an image gives every place, and the kernels of the local residual."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +23,11 @@ class LayerMaps:
     Args:
         layer: Which one.
         stride: Pixels that a place of the map is wide and high.
-        weights: Of each query, the mean over the heads (queries, h, w); NaN at places that it cannot see.
+        weights: Of each query, the mean over the chosen heads (queries, h, w); NaN at places that it cannot
+            see.
         key_stride: Pixels that a place of the weights is wide and high: more with spatial reduction.
-        residual: Kernels of the local residual in the query's region, the mean over the channels
-            (queries, 3, 3); None if there is none.
+        residual: Kernels of the local residual in the query's region, the mean over the channels of the
+            chosen heads (queries, 3, 3); None if there is none.
     """
 
     layer: Layer
@@ -46,20 +47,36 @@ def check_query(query: Pixel, size: tuple[int, int]) -> None:
 
 
 def layer_maps(
-    layer: Layer, parts: Sequence[Part], queries: Sequence[Pixel], size: tuple[int, int]
+    layer: Layer,
+    parts: Sequence[Part],
+    queries: Sequence[Pixel],
+    size: tuple[int, int],
+    head: int | None = None,
 ) -> LayerMaps:
-    """The maps of queries, given as pixels (y, x) of one image of this size, (height, width)."""
+    """The maps of queries, given as pixels (y, x) of one image of this size, (height, width).
+
+    Of one head, counted from 0 over all parts, or of all if None.
+    """
+    heads = sum(part.num_heads for part in parts)
+    if head is not None and not 0 <= head < heads:
+        raise UserError(f'head {head + 1} of {layer.name}: it has {heads} heads')
     hw = parts[0].regions.hw
     stride = tell_stride(size, hw)
-    # A convolution may leave out the last pixels: they belong to the last token.
-    tokens = [min(y // stride, hw[0] - 1) * hw[1] + min(x // stride, hw[1] - 1) for y, x in queries]
+    tokens = [y * hw[1] + x for y, x in (find_token(query, size, hw) for query in queries)]
     reduction = 1 if has_neighbours(parts[0]) else tell_reduction(hw, parts[0].k.shape[1])
-    drawn = [_weight_map(layer, parts, token, reduction) for token in tokens]
-    kernels = [_residual(layer, parts, token) for token in tokens]
+    drawn = [_weight_map(layer, parts, token, reduction, head) for token in tokens]
+    kernels = [_residual(layer, parts, token, head) for token in tokens]
     found = [kernel for kernel in kernels if kernel is not None]
     return LayerMaps(
         layer, stride, torch.stack(drawn), stride * reduction, torch.stack(found) if found else None
     )
+
+
+def find_token(query: Pixel, size: tuple[int, int], hw: tuple[int, int]) -> tuple[int, int]:
+    """Row and column of the token that has a pixel (y, x) of an image of this size, on a map of `hw`."""
+    stride = tell_stride(size, hw)
+    # A convolution may leave out the last pixels: they belong to the last token.
+    return min(query[0] // stride, hw[0] - 1), min(query[1] // stride, hw[1] - 1)
 
 
 def tell_stride(size: tuple[int, int], hw: tuple[int, int]) -> int:
@@ -85,32 +102,46 @@ def tell_reduction(hw: tuple[int, int], keys: int) -> int:
     raise UserError(f'{keys} keys are no map over {hw[0]}×{hw[1]} tokens: they cannot be drawn')
 
 
-def _weight_map(layer: Layer, parts: Sequence[Part], token: int, reduction: int) -> Tensor:
+def _weight_map(layer: Layer, parts: Sequence[Part], token: int, reduction: int, head: int | None) -> Tensor:
     """(h, w) of the keys."""
     height, width = (math.ceil(side / reduction) for side in parts[0].regions.hw)
     total = torch.zeros(height * width, dtype=torch.float64)
     seen = torch.zeros(height * width, dtype=torch.bool)
-    for part in parts:
+    count = 0
+    for part, heads in _choose_heads(parts, head):
+        count += heads.stop - heads.start
         region, row = _find(part, token)
         weights = layer.mixer.weights(part, slice(row, row + 1))
         keys = attended_keys(part, weights, slice(row, row + 1))[region, 0].cpu()
         where = places(part)[region].cpu() if reduction == 1 else torch.arange(height * width)
         # Keys without a place, as the class token, cannot be drawn.
         drawn = keys & (where != NOWHERE)
-        total[where[drawn]] += weights[region, :, 0].double().sum(dim=0).cpu()[drawn]
+        total[where[drawn]] += weights[region, heads, 0].double().sum(dim=0).cpu()[drawn]
         seen[where[drawn]] = True
-    total /= sum(part.num_heads for part in parts)
+    total /= count
     return total.masked_fill(~seen, math.nan).view(height, width)
 
 
-def _residual(layer: Layer, parts: Sequence[Part], token: int) -> Tensor | None:
-    """(3, 3), the mean over the channels of all parts."""
+def _residual(layer: Layer, parts: Sequence[Part], token: int, head: int | None) -> Tensor | None:
+    """(3, 3), the mean over the channels of the chosen heads."""
     kernels = []
-    for part in parts:
+    for part, heads in _choose_heads(parts, head):
         found = residual_kernels(layer.mixer, part)
         if found is not None:
-            kernels.append(found[_find(part, token)[0]])
+            own = found[_find(part, token)[0]]
+            kernels.append(own.unflatten(0, (part.num_heads, -1))[heads].flatten(0, 1))
     return torch.cat(kernels).double().mean(dim=0).view(3, 3).cpu() if kernels else None
+
+
+def _choose_heads(parts: Sequence[Part], head: int | None) -> Iterator[tuple[Part, slice]]:
+    """The parts that have one of the chosen heads, and which of their heads these are."""
+    first = 0
+    for part in parts:
+        if head is None:
+            yield part, slice(0, part.num_heads)
+        elif first <= head < first + part.num_heads:
+            yield part, slice(head - first, head - first + 1)
+        first += part.num_heads
 
 
 def _find(part: Part, token: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inline.analysis.layers import Layer, choose_layers, find_layers, watch
-from inline.analysis.maps import check_query, layer_maps, tell_reduction, tell_stride
+from inline.analysis.maps import check_query, find_token, layer_maps, tell_reduction, tell_stride
 from inline.errors import UserError
 from inline.models.mixers import InLineMixer, SoftmaxMixer
 from inline.models.mixers.base import Part
@@ -45,6 +45,51 @@ def test_a_map_is_the_row_of_its_query_without_the_class_token() -> None:
     assert maps.residual is None
     torch.testing.assert_close(maps.weights[0], weights[0, :, 1 + 4 + 2, 1:].mean(dim=0).view(2, 4))
     torch.testing.assert_close(maps.weights[1], weights[0, :, 1, 1:].mean(dim=0).view(2, 4))
+
+
+def test_a_map_of_one_head_is_that_heads_row() -> None:
+    weights = torch.rand(1, 2, 8, 8, dtype=torch.float64)
+    mixer, part = written(weights, (2, 4))
+    layer = Layer('1', 'block 1', mixer)
+    maps = layer_maps(layer, [part], [(20, 40)], (32, 64), head=1)
+    torch.testing.assert_close(maps.weights[0], weights[0, 1, 4 + 2].view(2, 4))
+    with pytest.raises(UserError, match='head 3 of block 1: it has 2 heads'):
+        layer_maps(layer, [part], [(20, 40)], (32, 64), head=2)
+
+
+def test_a_head_of_stripes_sees_its_own_stripe_and_has_its_own_kernel() -> None:
+    torch.manual_seed(0)
+    mixer = InLineMixer(8, 4, split_size=1).double()
+    parts = list(mixer.parts(tokens((4, 4), images=1), (4, 4)))
+    column, row = torch.zeros(2, 4, 4, dtype=torch.bool)
+    column[:, 2] = row[1, :] = True
+    layer = Layer('1', 'block 1', mixer)
+    each = [layer_maps(layer, parts, [(4, 8)], (16, 16), head=head) for head in range(4)]
+    assert [torch.equal(~one.weights[0].isnan(), column) for one in each] == [True, True, False, False]
+    assert [torch.equal(~one.weights[0].isnan(), row) for one in each] == [False, False, True, True]
+    kernels = torch.stack([one.residual[0] for one in each if one.residual is not None])
+    assert len(kernels) == 4
+    assert len(kernels.flatten(1).unique(dim=0)) == 4
+    # Heads have equally many channels, so the mean over all is the mean of theirs.
+    whole = layer_maps(layer, parts, [(4, 8)], (16, 16)).residual
+    assert whole is not None
+    torch.testing.assert_close(whole[0], kernels.mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ('query', 'size', 'hw', 'token'),
+    [
+        ((0, 0), (32, 64), (2, 4), (0, 0)),
+        ((15, 16), (32, 64), (2, 4), (0, 1)),
+        ((31, 63), (32, 64), (2, 4), (1, 3)),
+        # The last pixels are left out by the convolution, and belong to the last token.
+        ((49, 69), (50, 70), (12, 17), (11, 16)),
+    ],
+)
+def test_a_pixel_belongs_to_a_token(
+    query: tuple[int, int], size: tuple[int, int], hw: tuple[int, int], token: tuple[int, int]
+) -> None:
+    assert find_token(query, size, hw) == token
 
 
 def test_places_out_of_sight_are_empty() -> None:
