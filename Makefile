@@ -5,7 +5,7 @@ PYTHON ?= python3
 export VENV PYTHON
 RUN := $(VENV)/bin/python
 
-.PHONY: help setup demo claims test lint format clean
+.PHONY: help setup demo claims docs test lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -18,6 +18,9 @@ demo: setup  ## train one InLine backbone for three tasks on digit scenes and wr
 
 claims: setup  ## try the paper's claims: two probes, five attentions on digits, one page
 	$(RUN) tools/claims.py
+
+docs: setup  ## build the pages of docs/ into site/; a link that leads nowhere ends it
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean
 
 test: lint  ## formatter, linter, type checker and all tests
 	$(RUN) -m pytest -n logical --maxprocesses 8
@@ -32,5 +35,5 @@ format: setup  ## format the code and sort its imports
 	$(RUN) -m ruff check --fix .
 
 clean:  ## remove caches and build leftovers; the environment, data and work_dirs stay
-	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find inline tools tests configs -name __pycache__ -type d -prune -exec rm -rf {} +

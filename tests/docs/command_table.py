@@ -1,0 +1,88 @@
+"""How each command of the pages is tried. A new command takes one line in one of the two tables.
+
+Keys are patterns (`*` stands for anything) of a command without its comment and with single spaces. Commands
+of blocks below `<!-- needs: … -->` take no line here: their files and flags are checked, but they do not run.
+"""
+
+SMALL_DATA = (
+    '--num-classification-train 40 --num-classification-val 10 --num-scenes-train 8 --num-scenes-val 4'
+)
+
+# Run here, in a copy of the repository whose digits configs train for two steps, with these words added.
+RUN = {
+    'python tools/make_digit_scenes.py': SMALL_DATA,
+    'python tools/train.py configs/digits/*': '',
+    'python tools/test.py configs/digits/*': '',
+    'python tools/analyze.py illustration': '',
+    'python tools/analyze.py masking work_dirs/*': '--images 4',
+    'python tools/reproduce.py list *': '',
+    'python tools/reproduce.py show *': '',
+    'python tools/get_flops.py configs/*': '',
+    'python -m inline.compat': '',
+    'python -m benchmarks.speed': 'memory --repetitions 1',
+}
+
+TOOLS = 'tests/tools/test_tools.py'
+ANALYZE = 'tests/tools/test_analyze.py'
+ABLATE = 'tests/reproduce/test_ablations.py::test_the_tool_trains_sums_up_and_does_nothing_twice'
+SETUP = 'tests/tools/test_setup_env.py::test_torch_comes_first_then_the_pins_then_the_package_then_the_check'
+
+# Run by these tests, with other numbers of steps and other data.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    # Ten minutes as a whole: its data, its trainings and tests, and its report are tried one by one.
+    'make demo': (
+        'tests/datasets/test_digit_scenes.py::test_the_tool_writes_then_says_that_nothing_is_to_do',
+        f'{TOOLS}::test_two_processes_train_and_write_all_logs',
+        f'{TOOLS}::test_fine_tuning_starts_from_the_pretrained_weights',
+        f'{TOOLS}::test_training_resumes_where_it_stopped',
+        'tests/report/test_report.py::test_page_shows_all_numbers_charts_and_images',
+    ),
+    'make claims': ('tests/reproduce/test_claims.py::test_the_tool_from_probes_to_page',),
+    'make setup': (SETUP,),
+    'make docs': ('tests/docs/test_site.py::test_the_site_builds_without_a_warning',),
+    'make test': ('tests/docs/test_commands.py::test_make_knows_the_targets_of_the_pages',),
+    'make format': ('tests/docs/test_commands.py::test_make_knows_the_targets_of_the_pages',),
+    'tools/dist_train.sh configs/digits/*': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
+    'tools/dist_test.sh configs/digits/*': (
+        f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
+    ),
+    'tools/train.py CONFIG --resume': (f'{TOOLS}::test_training_resumes_where_it_stopped',),
+    'tools/dist_train.sh CONFIG NPROC': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
+    'tools/dist_test.sh CONFIG CHECKPOINT NPROC': (
+        f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
+    ),
+    'tools/dist_train.sh CONFIG 8': (
+        'tests/tools/test_restarts.py::test_two_machines_train_together_and_one_comes_back',
+    ),
+    'tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR': (
+        f'{TOOLS}::test_the_slurm_script_asks_for_what_the_environment_says',
+        'tests/tools/test_restarts.py::test_a_batch_job_of_slurm_queues_itself_again_and_goes_on',
+    ),
+    'python tools/train.py configs/ablations/parts/digits/*': (ABLATE,),
+    'python tools/analyze.py injectivity *': (
+        f'{ANALYZE}::test_injectivity_counts_pairs_of_every_image_layer_and_head',
+    ),
+    'python tools/analyze.py locality *': (
+        f'{ANALYZE}::test_locality_gives_each_layer_its_share_and_its_chance',
+    ),
+    'python tools/analyze.py masking CONFIG *': (
+        f'{ANALYZE}::test_masking_nothing_near_measures_what_test_measures',
+    ),
+    'python tools/analyze.py maps *': (f'{ANALYZE}::test_maps_show_the_chosen_queries_and_layers',),
+    'python tools/ablate.py *': (ABLATE,),
+    'python tools/probe.py*': (
+        'tests/tools/test_probe.py::test_it_scores_writes_and_goes_on_where_it_stopped',
+    ),
+    'python tools/reproduce.py run --table digits --train': (
+        'tests/tools/test_reproduce.py::test_rows_are_trained_once_tested_and_compared',
+    ),
+    'python tools/benchmark.py*': (
+        'tests/tools/test_benchmark.py::test_a_config_and_a_released_model_are_timed',
+    ),
+    'python tools/profile_train.py *': (
+        'tests/tools/test_benchmark.py::test_the_parts_of_a_training_step_are_listed',
+    ),
+    'python -m benchmarks.ops *': (
+        'tests/benchmarks/test_op_timings.py::test_the_command_writes_a_row_for_each_peer_and_pass',
+    ),
+}

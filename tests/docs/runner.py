@@ -1,0 +1,109 @@
+"""Tries many commands and pieces of code in one process that has imported the stack once.
+
+`python -m tests.docs.runner JOBS RESULTS` reads jobs as JSON and writes the exit code and output of each.
+Each job runs in a forked process of its own: what it imports, registers or changes is gone after it.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import runpy
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# argparse alone can tell what a tool takes, and a tool has read all its words when it leaves the parser.
+_parse_args = argparse.ArgumentParser.parse_args
+
+
+class Parsed(BaseException):
+    """The words of a command were understood; nothing more is wanted."""
+
+
+def main() -> None:
+    jobs, results = Path(sys.argv[1]), Path(sys.argv[2])
+    from inline.compat import prepare
+
+    prepare()
+    # What nearly every tool imports: the forks need not do it again.
+    for toolbox in ('mmpretrain', 'mmdet', 'mmseg'):
+        importlib.import_module(f'{toolbox}.apis')
+    kinds: dict[str, Callable[[Any], None]] = {'parse': parse, 'run': run, 'code': execute}
+    done = [
+        in_a_process(lambda job=job: kinds[job['kind']](job['what']), Path(job['folder']))
+        for job in json.loads(jobs.read_text())
+    ]
+    results.write_text(json.dumps(done))
+
+
+def in_a_process(work: Callable[[], None], folder: Path) -> tuple[int, str]:
+    """Exit code and output of `work` in a process that runs in `folder`."""
+    with tempfile.TemporaryFile('w+') as output:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            # Under pytest these are not the descriptors 1 and 2.
+            sys.stdout, sys.stderr = (os.fdopen(descriptor, 'w') for descriptor in (1, 2))
+            os.chdir(folder)
+            os._exit(exit_code(work))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        return code, output.read()
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    try:
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def parse(words: Sequence[str]) -> None:
+    """Let a tool read its words, and stop it there."""
+
+    def parse_and_leave(*args: Any, **kwargs: Any) -> None:
+        _parse_args(*args, **kwargs)
+        raise Parsed
+
+    argparse.ArgumentParser.parse_args = parse_and_leave  # type: ignore[method-assign, assignment]
+    try:
+        run(words)
+    except Parsed:
+        return
+    raise AssertionError(f'{shlex.join(words)} read no arguments')
+
+
+def run(words: Sequence[str]) -> None:
+    """`tools/x.py …` or `-m module …`."""
+    if words[0] == '-m':
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name='__main__', alter_sys=True)
+    else:
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name='__main__')
+
+
+def execute(blocks: Sequence[tuple[str, str]]) -> None:
+    """Blocks of one page, each with its place, one after the other with the same names."""
+    names: dict[str, Any] = {'__name__': '__main__'}
+    for place, text in blocks:
+        exec(compile(text, place, 'exec'), names)
+
+
+if __name__ == '__main__':
+    main()

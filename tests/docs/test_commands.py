@@ -1,0 +1,190 @@
+"""Every command of the pages is run by a test, or says that it needs what is not here; code blocks run."""
+
+import fnmatch
+import itertools
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.command_table import ELSEWHERE, RUN
+from tests.docs.pages import NEEDS, PAGES, Block, Command, read_blocks, read_commands, split_commands
+from tests.docs.runner import in_a_process, parse
+
+COMMANDS = [command for page in PAGES for command in read_commands(page)]
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+PYTHON = {'python', 'python3', '.venv/bin/python'}
+FOLDERS = {'benchmarks', 'configs', 'docs', 'inline', 'results', 'tests', 'tools'}
+# What stands for something else in a command: CONFIG, NODE_RANK, best_….pth.
+PLACEHOLDER = re.compile(r'\b[A-Z][A-Z_]+\b|…')
+SHORTENED = ('digits', '_base_/digits')
+# Words before the flags of a launcher that are not those of the tool that it starts.
+LAUNCHERS = {
+    'tools/dist_train.sh': ('tools/train.py', lambda words: [words[0], *words[2:]]),
+    'tools/dist_test.sh': ('tools/test.py', lambda words: [*words[:2], *words[3:]]),
+    'tools/slurm_train.sh': ('tools/train.py', lambda words: [words[2], *words[4:]]),
+    'tools/slurm_test.sh': ('tools/test.py', lambda words: words[2:]),
+}
+Result = tuple[int, str]
+
+
+def tool_words(command: Command) -> list[str] | None:
+    """The Python tool behind a command and its words, or None if there is none."""
+    words = list(command.words)
+    if words[0] in PYTHON:
+        words = words[1:]
+    if words[0] in LAUNCHERS:
+        tool, rest = LAUNCHERS[words[0]]
+        return [tool, *rest(words[1:])]
+    is_module = words[0] == '-m' and words[1].split('.')[0] in FOLDERS
+    return words if is_module or words[0].startswith(('tools/', 'benchmarks/')) else None
+
+
+def find(table: dict, command: Command) -> str | None:
+    """The first pattern of the table that the command fits."""
+    return next((pattern for pattern in table if fnmatch.fnmatchcase(command.text, pattern)), None)
+
+
+# A module without a word behind it has nothing to parse.
+TOOLS = list(
+    dict.fromkeys(
+        tuple(words)
+        for command in COMMANDS
+        if (words := tool_words(command)) is not None and words[2 if words[0] == '-m' else 0 :]
+    )
+)
+TO_RUN = list(dict.fromkeys(c.text for c in COMMANDS if not c.needs and find(RUN, c)))
+CODE: dict[str, list[Block]] = {}
+for _block in BLOCKS:
+    if _block.language == 'python' and not _block.needs:
+        CODE.setdefault(_block.page, []).append(_block)
+
+
+@pytest.fixture(scope='module')
+def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tools, and the configs with digits that train for two steps on two images each."""
+    folder = tmp_path_factory.mktemp('repository')
+    shutil.copytree(ROOT / 'configs', folder / 'configs')
+    for name in ('tools', 'benchmarks'):
+        (folder / name).symlink_to(ROOT / name)
+    shortened = (sorted((folder / 'configs').glob(f'{name}/*.py')) for name in SHORTENED)
+    for config in itertools.chain(*shortened):
+        text = re.sub(r'\b(max_iters|val_interval|batch_size)=\d+', r'\1=2', config.read_text())
+        text = text.replace('num_workers=1', 'num_workers=0').replace('persistent_workers=True', '')
+        config.write_text(text)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def results(small_repository: Path) -> dict[str, Result]:
+    """What became of every job, by the text of the command or the name of the page."""
+    jobs: dict[str, dict] = {}
+    for words in TOOLS:
+        substituted = [re.sub(r'^(NPROC|N|Y|X)$', '2', word) for word in words]
+        jobs[f'parse {shlex.join(words)}'] = {'kind': 'parse', 'what': substituted, 'folder': str(ROOT)}
+    for text in TO_RUN:
+        command = Command('', 0, (), split_commands(text)[0])
+        more = RUN[str(find(RUN, command))].split()
+        words = [re.sub(r'iter_\d+\.pth$', 'iter_2.pth', word) for word in tool_words(command) or ()]
+        jobs[f'run {text}'] = {'kind': 'run', 'what': [*words, *more], 'folder': str(small_repository)}
+    for page, blocks in CODE.items():
+        code = [(f'{page}, block of line {block.line}', block.text) for block in blocks]
+        jobs[f'code {page}'] = {'kind': 'code', 'what': code, 'folder': str(small_repository)}
+    asked, answered = small_repository / 'jobs.json', small_repository / 'results.json'
+    asked.write_text(json.dumps(list(jobs.values())))
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.docs.runner', asked, answered],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(jobs, json.loads(answered.read_text()), strict=True))
+
+
+@pytest.mark.parametrize('command', COMMANDS, ids=str)
+def test_every_command_is_tried_or_says_what_it_needs(command: Command) -> None:
+    if command.needs:
+        assert set(command.needs) <= set(NEEDS), f'{command} needs {command.needs}: choose of {NEEDS}'
+        return
+    assert find(RUN, command) or find(ELSEWHERE, command), (
+        f'{command}\nis run by no test: add a line to a table of tests/docs/command_table.py, or put '
+        f'<!-- needs: … --> above its block, with one or more of {", ".join(NEEDS)}'
+    )
+
+
+@pytest.mark.parametrize('command', COMMANDS, ids=str)
+def test_every_file_that_a_command_names_exists(command: Command) -> None:
+    for word in command.words:
+        if word.split('/')[0] in FOLDERS and '/' in word and not PLACEHOLDER.search(word):
+            assert (ROOT / word).exists(), f'{command}\nnames {word}, which does not exist'
+
+
+@pytest.mark.parametrize('words', TOOLS, ids=shlex.join)
+def test_every_tool_takes_the_words_of_the_page(words: tuple[str, ...], results: dict[str, Result]) -> None:
+    code, output = results[f'parse {shlex.join(words)}']
+    assert code == 0, f'{shlex.join(words)}\nis not what the tool takes: {output[-2000:]}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('text', TO_RUN)
+def test_the_command_runs(text: str, results: dict[str, Result]) -> None:
+    code, output = results[f'run {text}']
+    assert code == 0, f'{text}\nended with {code}: {output[-3000:]}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', CODE)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, results: dict[str, Result]) -> None:
+    code, output = results[f'code {page}']
+    assert code == 0, output[-3000:]
+
+
+@pytest.mark.parametrize('pattern', [*RUN, *ELSEWHERE])
+def test_every_line_of_the_tables_is_of_use(pattern: str) -> None:
+    assert any(not c.needs and fnmatch.fnmatchcase(c.text, pattern) for c in COMMANDS), (
+        f'no page has a command like {pattern!r}: remove its line from tests/docs/command_table.py'
+    )
+
+
+@pytest.mark.parametrize('node', sorted({node for nodes in ELSEWHERE.values() for node in nodes}))
+def test_the_tests_that_the_table_names_exist(node: str) -> None:
+    file, _, name = node.partition('::')
+    assert re.search(rf'^def {name}\(', (ROOT / file).read_text(), re.MULTILINE), f'{node} is not there'
+
+
+def test_make_knows_the_targets_of_the_pages() -> None:
+    targets = {command.words[1] for command in COMMANDS if command.words[0] == 'make'}
+    assert {'demo', 'test'} <= targets
+    for target in targets:
+        done = subprocess.run(
+            ['make', '--dry-run', target], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert 'pytest' in subprocess.check_output(['make', '--dry-run', 'test'], cwd=ROOT, text=True)
+
+
+def test_a_wrong_flag_is_noticed() -> None:
+    code, output = in_a_process(lambda: parse(['tools/make_digit_scenes.py', '--no-such-flag']), ROOT)
+    assert code == 2
+    assert 'error: unrecognized arguments: --no-such-flag' in output
+    assert in_a_process(lambda: parse(['tools/make_digit_scenes.py', '--seed', '1']), ROOT) == (0, '')
+
+
+def test_commands_are_read_as_a_shell_reads_them(tmp_path: Path) -> None:
+    page = tmp_path / 'page.md'
+    page.write_text(
+        '<!-- needs: gpus, data -->\n\n```bash\n'
+        'A=1 tools/a.sh CONFIG [flags of b] \\\n    --x "1 2"   # why\n```\n'
+        'Text.\n\n```bash\nuntil tools/c.py; do [ $? = 75 ] || break; done\n```\n'
+    )
+    first, *rest = read_commands(page)
+    assert first == Command('page.md', 4, ('gpus', 'data'), ('tools/a.sh', 'CONFIG', '--x', '1 2'))
+    assert rest == [Command('page.md', 10, (), ('tools/c.py',))]
