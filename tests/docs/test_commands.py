@@ -76,7 +76,7 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shortened = (sorted((folder / 'configs').glob(f'{name}/*.py')) for name in SHORTENED)
     for config in itertools.chain(*shortened):
         text = re.sub(r'\b(max_iters|val_interval|batch_size)=\d+', r'\1=2', config.read_text())
-        text = text.replace('num_workers=1', 'num_workers=0').replace('persistent_workers=True', '')
+        text = text.replace('num_workers=1', 'num_workers=0').replace('workers=True', 'workers=False')
         config.write_text(text)
     return folder
 
