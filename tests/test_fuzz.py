@@ -58,7 +58,7 @@ def test_a_mutated_config_runs_or_is_refused_in_one_line(mutant: Mutant) -> None
         run(mutant.config)
 
 
-# What the search found, each once.
+# What the search and a reading of the code found, each once.
 FOUND: dict[str, tuple[dict[str, Any], str]] = {
     'self': ({'self': 1}, "unknown argument 'self' of InLinePVT"),
     'a key that is no string': ({None: True}, 'unknown argument None of InLinePVT'),
@@ -86,6 +86,10 @@ FOUND: dict[str, tuple[dict[str, Any], str]] = {
             'drop_path_rate': 1.5,
         },
         r'drop_path_rate 1\.5: must be at least 0 and below 1',
+    ),
+    'heads that do not divide': (
+        {'arch': {**PYRAMID, 'num_heads': [2, 2, 6, 10**9]}},
+        'num_heads 6: width 16 is not divisible by 6 heads',
     ),
     'a million blocks': ({'arch': {**PYRAMID, 'depths': [1, 2, 1, 10**6]}}, 'depths 1000000: must be from'),
 }
