@@ -46,7 +46,35 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     'tools/dist_test.sh configs/digits/*': (
         f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
     ),
-    'tools/train.py CONFIG --resume': (f'{TOOLS}::test_training_resumes_where_it_stopped',),
+    'python tools/train.py CONFIG --resume*': (f'{TOOLS}::test_training_resumes_where_it_stopped',),
+    'python tools/train.py CONFIG --cfg-options skip_nonfinite=*': (
+        'tests/engine/test_nonfinite.py::test_a_step_that_is_left_out_changes_nothing',
+    ),
+    'python tools/train.py CONFIG --replay *': (
+        'tests/engine/test_nonfinite.py::'
+        'test_weights_that_are_not_finite_stop_the_command_and_replay_names_them',
+    ),
+    'python tools/train.py CONFIG --cfg-options *=*': (
+        f'{TOOLS}::test_two_processes_train_and_write_all_logs',
+    ),
+    'tools/dist_train.sh CONFIG 2 --cfg-options runner_type=inline.ShardedRunner': (
+        'tests/engine/test_sharded.py::test_shared_weights_train_alike_in_half_the_memory_and_go_on_anywhere',
+    ),
+    'python tools/predict.py *': (
+        'tests/tools/test_predict.py::test_a_classifier_gives_the_five_likeliest_classes',
+    ),
+    'python tools/serve.py *': ('tests/serve/test_page.py::test_a_visit',),
+    'python tools/publish.py *': ('tests/tools/test_publish.py::test_the_tools_publish_and_test_it',),
+    'python tools/convert_checkpoint.py work_dirs/*': (
+        'tests/test_safetensors_files.py::test_the_tools_take_it_as_they_take_a_pth',
+    ),
+    'python benchmarks/soak.py *': (
+        'tests/measure/test_soak.py::test_a_short_run_is_sampled_judged_and_drawn',
+    ),
+    'tensorboard --logdir work_dirs': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
+    '.venv/bin/python -m pip freeze': (
+        'tests/test_requirements.py::test_a_requirement_names_one_version_and_that_is_installed',
+    ),
     'tools/dist_train.sh CONFIG NPROC': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
     'tools/dist_test.sh CONFIG CHECKPOINT NPROC': (
         f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
