@@ -37,13 +37,26 @@ def checked(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, 
 
     @wraps(init)
     def checking(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        kind: type[Any] = type(self)
+        kind = _outermost(type(self), checking)  # type: ignore[arg-type]  # classes have a hash
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         check_arguments(given, parameters_of(kind), kind.__name__)  # type: ignore[arg-type]  # classes have a hash
         init(self, *args, **kwargs)
 
     _checking.add(checking)
     return checking
+
+
+@cache
+def _outermost(kind: type[Any], checking: Callable[..., None]) -> type[Any]:
+    """The class whose parameters a call of `checking` is held against.
+
+    It is the class that is being made, unless its own constructor is not checked and calls on with other
+    arguments: then it is the one that `checking` is the constructor of.
+    """
+    own = next(base for base in kind.__mro__ if '__init__' in vars(base))
+    if vars(own)['__init__'] in _checking:
+        return kind
+    return next(base for base in kind.__mro__ if vars(base).get('__init__') is checking)
 
 
 @cache

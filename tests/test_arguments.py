@@ -109,3 +109,25 @@ def test_a_value_is_quoted_on_one_short_line() -> None:
 class Multiline:
     def __repr__(self) -> str:
         return 'two\nlines'
+
+
+def test_a_subclass_that_is_not_checked_may_take_other_arguments() -> None:
+    """What it hands on is held against the constructor that takes it."""
+
+    class Parent:
+        @checked
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+    class Child(Parent):
+        def __init__(self, name: str) -> None:
+            super().__init__(width=len(name))
+
+    assert Child('four').width == 4
+
+    class Wrong(Parent):
+        def __init__(self) -> None:
+            super().__init__(wdth=1)  # type: ignore[call-arg]
+
+    with pytest.raises(UserError, match=r"unknown argument 'wdth' of Parent: it takes width"):
+        Wrong()
