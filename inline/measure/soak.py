@@ -32,7 +32,7 @@ class Sample:
     Args:
         seconds: Since the training began.
         processes: How many there are.
-        main: Memory of the training itself. What no other process shares (USS).
+        main: Memory of the training itself: anonymous pages, not those of files that it reads.
         workers: Memory of the processes below it, counted so, too.
         resident: Of all, with shared pages counted in each (RSS).
         handles: Open files of all, sockets and pipes included, shared tensors not.
@@ -94,13 +94,14 @@ def take_sample(process: psutil.Process, began: float) -> Sample:
     handles: list[str] = []
     for one in [process, *process.children(recursive=True)]:
         try:
-            full, links, running = one.memory_full_info(), _open_files(one.pid), one.num_threads()
+            own, links, running = _own_memory(one.pid), _open_files(one.pid), one.num_threads()
+            every = one.memory_info().rss
         except (psutil.Error, OSError):
             if one is process:
                 raise
             continue
-        memory.append(full.uss / MEGABYTE)
-        resident += full.rss / MEGABYTE
+        memory.append(own / MEGABYTE)
+        resident += every / MEGABYTE
         threads += running
         handles += links
     shared = sum(link.startswith(_SHARED_MEMORY) for link in handles)
@@ -108,6 +109,12 @@ def take_sample(process: psutil.Process, began: float) -> Sample:
     return Sample(
         seconds, len(memory), memory[0], sum(memory[1:]), resident, len(handles) - shared, shared, threads
     )
+
+
+def _own_memory(pid: int) -> int:
+    """Bytes of anonymous pages. Those of libraries would count differently whenever any program ends."""
+    status = Path(f'/proc/{pid}/status').read_text()
+    return 1024 * int(status.split('RssAnon:')[1].split()[0])
 
 
 def _open_files(pid: int) -> list[str]:
@@ -188,7 +195,7 @@ def draw(samples: Sequence[Sample], verdict: Verdict, path: Path) -> None:
     upper.plot(
         minutes[judged], level + slope * (minutes[judged] - minutes[judged][0]), 'k--', label='fitted line'
     )
-    upper.set_ylabel('memory of its own, USS (MB)')
+    upper.set_ylabel('memory of its own (MB)')
     upper.set_title(f'memory {verdict.memory:+.2f} %, open files {verdict.handles:+.1f} after warm-up')
     lower.plot(minutes, [sample.handles for sample in samples], label='open files')
     lower.plot(minutes, [sample.shared for sample in samples], label='tensors on their way', alpha=0.5)
