@@ -223,7 +223,7 @@ def test_weights_of_the_backbone_alone_load(tmp_path: Path) -> None:
         ({'features_only': True, 'num_classes': 5}, 'num_classes 5: with features_only'),
         ({'num_classes': -1}, 'num_classes -1'),
         ({'out_indices': (1,)}, r'out_indices \(1,\): only with features_only=True'),
-        ({'options': {'depth': 3}}, 'options .*depth.* do not fit pvt'),
+        ({'options': {'depth': 3}}, "unknown argument 'depth' of InLinePVT"),
     ],
 )
 def test_mistakes_are_told(arguments: dict[str, Any], told: str) -> None:

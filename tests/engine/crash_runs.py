@@ -26,7 +26,8 @@ from mmengine.runner import Runner
 from mmpretrain.utils import register_all_modules
 from yapf.yapflib import yapf_api
 
-from inline.engine import checkpoints, whole_files
+from inline import whole_files
+from inline.engine import checkpoints
 from inline.engine.launch import train
 from inline.engine.safe_loading import load_safely
 from inline.errors import exit_on_user_error

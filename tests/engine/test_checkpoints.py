@@ -12,7 +12,8 @@ from mmengine.fileio import LocalBackend
 from mmengine.logging import MessageHub
 from torch import nn
 
-from inline.engine import checkpoints, whole_files
+from inline import whole_files
+from inline.engine import checkpoints
 from inline.engine.checkpoints import WholeCheckpointHook
 from inline.errors import UserError
 

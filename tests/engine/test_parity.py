@@ -1,5 +1,6 @@
 """Several processes train as one does with the same total batch, and so do several steps put together."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from mmdet.models.dense_heads import RetinaHead as MMDetRetinaHead
 from mmengine.config import ConfigDict
+from mmengine.registry import DefaultScope
 from mmengine.structures import InstanceData
 from mmseg.models.losses import CrossEntropyLoss as MMSegCrossEntropyLoss
 from torch import Tensor
@@ -74,6 +76,14 @@ def test_steps_put_together_train_as_a_larger_batch(digit_scenes: Path, tmp_path
     assert_same_training(run_ranks(2, lambda: work(4, 10, 2), tmp_path / 'two')[0], large)
 
 
+@pytest.fixture
+def mmdet_scope() -> Iterator[None]:
+    """Names of modules are mmdet's, whatever an earlier test of the process has set."""
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        yield
+
+
+@pytest.mark.usefixtures('mmdet_scope')
 def test_in_one_process_the_losses_are_the_toolboxes_own() -> None:
     torch.manual_seed(0)
     scores, labels = torch.randn(2, 3, 5, 4), torch.randint(0, 3, (2, 5, 4))
