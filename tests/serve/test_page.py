@@ -166,14 +166,12 @@ def check_clicks(page: Any, folder: Path) -> None:
         page.wait_for_function(
             'before => document.querySelector("#il-message").innerText != before', arg=before
         )
-        page.wait_for_selector('.il-token')
-        assert page.locator('.il-token').count() == 2 * LAYERS
-        assert is_near(
-            page.locator('.il-cross').bounding_box(), page.locator('.il-click').bounding_box(), x, y
-        )
+        wait_for_mark(page, page.locator('.il-cross'), page.locator('.il-click'), x, y)
         for i in range(2 * LAYERS):
-            frame = page.locator('.il-cell .il-frame').nth(i).bounding_box()
-            assert is_near(page.locator('.il-token').nth(i).bounding_box(), frame, x, y)
+            wait_for_mark(
+                page, page.locator('.il-token').nth(i), page.locator('.il-cell .il-frame').nth(i), x, y
+            )
+        assert page.locator('.il-token').count() == 2 * LAYERS
         page.locator('.il-grid').screenshot(path=folder / 'shot.png')
         shots.append(cv2.imread(str(folder / 'shot.png')).astype(int))
     text = page.inner_text('#il-layers')
@@ -194,6 +192,16 @@ def check_clicks(page: Any, folder: Path) -> None:
     assert page.locator('.il-kernel').count() == LAYERS
 
 
+def wait_for_mark(page: Any, mark: Any, frame: Any, x: float, y: float) -> None:
+    """The parts of an answer are drawn one after the other: the marks move a moment after the message."""
+    for _ in range(10 * PATIENCE):
+        boxes = mark.bounding_box(), frame.bounding_box()
+        if all(boxes) and is_near(*boxes, x, y):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(f'after {PATIENCE} s the mark is at {boxes[0]}, its frame {boxes[1]}, the point {x}, {y}')
+
+
 def is_near(mark: dict[str, float], frame: dict[str, float], x: float, y: float) -> bool:
     """Whether a mark covers a point of a frame, given as shares of its sides, but for a pixel of drawing."""
     left, top = frame['x'] + x * frame['width'], frame['y'] + y * frame['height']
@@ -208,11 +216,15 @@ def check_heads(page: Any) -> None:
     page.click('#il-heads input')
     page.click('[role=option]:has-text("5")')
     page.wait_for_selector('text=has 2 heads')
-    assert page.locator('.il-cell img').count() == 2
+    wait_for_pictures(page, 2)
     page.click('#il-heads input')
     page.click('[role=option]:has-text("mean of all")')
-    page.wait_for_function('() => document.querySelectorAll(".il-cell img").length == 8')
+    wait_for_pictures(page, 2 * LAYERS)
     assert page.locator('.il-cell img').first.get_attribute('src') == before
+
+
+def wait_for_pictures(page: Any, count: int) -> None:
+    page.wait_for_function('count => document.querySelectorAll(".il-cell img").length == count', arg=count)
 
 
 def check_refusals(address: str, folder: Path) -> None:
