@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.masking import zero_masked
+from inline.ops.open_sizes import is_open
 from inline.ops.places import count_prefix
 
 
@@ -37,6 +38,10 @@ def local_residual(
     prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]
+    if is_open(batch):
+        # The groups of a convolution cannot be left open in ONNX.
+        out = _sum_of_neighbours(tokens, weight, hw, bias)
+        return F.pad(out, (0, 0, prefix, 0)) if prefix else out
     # All images side by side as channels of one map: the kernels then are one grouped convolution.
     kernels = weight.reshape(batch * channels, 1, 3, 3)
     biases = None if bias is None else bias.repeat(batch)
@@ -49,6 +54,17 @@ def local_residual(
     maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
     out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
     return out.reshape(batch, channels, -1).transpose(1, 2)
+
+
+def _sum_of_neighbours(v: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None) -> Tensor:
+    """The residual of tokens without prefix, as a sum over the whole map moved by each of nine steps."""
+    height, width = hw
+    padded = F.pad(v.unflatten(1, hw), (0, 0, 1, 1, 1, 1))
+    total = torch.zeros_like(v).unflatten(1, hw) if bias is None else bias
+    for t in range(9):
+        moved = padded[:, t // 3 : t // 3 + height, t % 3 : t % 3 + width]
+        total = total + moved * weight[:, None, None, :, t]
+    return total.flatten(1, 2)
 
 
 def local_residual_naive(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from inline.arguments import check_range
 from inline.models.layers.maps import map_to_tokens
 from inline.models.limits import MAX_WIDTH
+from inline.ops.open_sizes import ceil_div, known
 
 
 class ConvEmbed(nn.Module):
@@ -56,6 +57,7 @@ class PatchMerging(nn.Module):
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Zeros below and to the right of a map until both sides are a multiple."""
     height, width = x.shape[-2:]
-    if height % multiple == 0 and width % multiple == 0:
+    if known(height % multiple == 0) and known(width % multiple == 0):
         return x
-    return F.pad(x, (0, -width % multiple, 0, -height % multiple))
+    below, right = (ceil_div(side, multiple) * multiple - side for side in (height, width))
+    return F.pad(x, (0, right, 0, below))

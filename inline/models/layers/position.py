@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inline.models.layers.maps import map_to_tokens
+from inline.ops.open_sizes import known
 
 
 class PositionEmbedding(nn.Module):
@@ -48,7 +49,7 @@ class RelativePositionBias(nn.Module):
 
     def _offsets(self, side: int, size: int) -> Tensor:
         """Places in the table of query − key, (side, side)."""
-        if 2 * side - 1 > size:
+        if known(2 * side - 1 > size):
             raise ValueError(f'a window of {side} tokens is too large for a table of {size} offsets')
         place = torch.arange(side, device=self.weight.device)
         return place[:, None] - place[None, :] + size // 2
@@ -70,7 +71,7 @@ class ClassToken(nn.Module):
 
 def resize_table(table: Tensor, hw: tuple[int, int], mode: str) -> Tensor:
     """(1, C, H, W) → (1, C, h, w)."""
-    if table.shape[-2:] == hw:
+    if known(table.shape[-2] == hw[0]) and known(table.shape[-1] == hw[1]):
         return table
     return F.interpolate(table, size=hw, mode=mode, align_corners=False)
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inline.ops.open_sizes import ceil_div, is_open, known, smallest
+
 # What stands in a padded place. It must never matter: tests put NaN here.
 PAD_VALUE = 0.0
 
@@ -27,12 +29,17 @@ class Regions:
     @property
     def is_whole(self) -> bool:
         """Whether one window is the whole map, so that there is nothing to cut."""
-        return self.window == self.hw and self.shift == (0, 0)
+        return _same(self.window, self.hw) and _same(self.shift, (0, 0))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its numbers are left open, see :mod:`inline.ops.open_sizes`."""
+        return is_open(*self.hw, *self.window)
 
     @property
     def is_padded(self) -> bool:
         """Whether windows hold places that are not of the map."""
-        return not self.is_whole and self.hw != self._padded
+        return not self.is_whole and not _same(self.hw, self._padded)
 
     @property
     def count(self) -> int:
@@ -44,10 +51,14 @@ class Regions:
         """(B, H·W, C) → (B·count, h·w, C), the windows of an image one after another."""
         if self.is_whole:
             return x
+        if self.is_open:
+            rows, columns = self._sources(x.device)
+            inside = [line.clamp(0, side - 1) for line, side in zip((rows, columns), self.hw, strict=True)]
+            return x[:, self._by_window(inside[0] * self.hw[1], inside[1])].flatten(0, 1)
         x = x.unflatten(1, self.hw)
         (top, left), (height, width) = self._offset, self._padded
         below, right = height - top - self.hw[0], width - left - self.hw[1]
-        if top or left or below or right:
+        if self.is_padded:
             x = F.pad(x, (0, 0, left, right, top, below), value=PAD_VALUE if fill is None else fill)
         x = self._roll(x, -1)
         x = x.unflatten(2, (-1, self.window[1])).unflatten(1, (-1, self.window[0]))
@@ -57,6 +68,9 @@ class Regions:
         """(B·count, h·w, C) → (B, H·W, C), the padding left out."""
         if self.is_whole:
             return windows
+        if self.is_open:
+            x = windows.unflatten(0, (-1, self.count)).flatten(1, 2)
+            return x.index_select(1, self._targets(windows.device))
         (top, left), (height, width) = self._offset, self._padded
         rows, columns = height // self.window[0], width // self.window[1]
         x = windows.unflatten(1, self.window).unflatten(0, (-1, rows, columns))
@@ -78,7 +92,7 @@ class Regions:
         masks = []
         if self.is_padded:
             masks.append(self._on_map(device)[:, None, :])
-        if self.wrap and self.shift != (0, 0):
+        if self.wrap and not _same(self.shift, (0, 0)):
             part = self._wrapped(device)
             masks.append(part[:, :, None] == part[:, None, :])
         if not masks:
@@ -92,31 +106,73 @@ class Regions:
         if self.wrap:
             return 0, 0
         (h, w), (down, right) = self.window, self.shift
-        return -down % h, -right % w
+        return (h - down) % h, (w - right) % w
 
     @property
     def _padded(self) -> tuple[int, int]:
         """Height and width of the padded map, a whole number of windows."""
         (h, w), (top, left) = self.window, self._offset
-        return -(-(self.hw[0] + top) // h) * h, -(-(self.hw[1] + left) // w) * w
+        return ceil_div(self.hw[0] + top, h) * h, ceil_div(self.hw[1] + left, w) * w
 
     def _roll(self, x: Tensor, sign: int) -> Tensor:
-        if not self.wrap or self.shift == (0, 0):
+        if not self.wrap or _same(self.shift, (0, 0)):
             return x
         return x.roll((sign * self.shift[0], sign * self.shift[1]), dims=(1, 2))
 
     def _on_map(self, device: torch.device) -> Tensor:
         """(count, h·w), True for tokens of the map."""
+        if self.is_open:
+            rows, columns = (
+                (line >= 0) & (line < side) for line, side in zip(self._sources(device), self.hw, strict=True)
+            )
+            return self._by_window(rows.long(), columns.long()) == 2
         everywhere = torch.ones(1, self.hw[0] * self.hw[1], 1, device=device)
         return self.cut(everywhere, fill=0).squeeze(-1) > 0
 
     def _wrapped(self, device: torch.device) -> Tensor:
         """(count, h·w), which borders a token was wrapped around: 0 none, 1 one axis, 2 the other, 3 both."""
+        if self.is_open:
+            rows, columns = (
+                (line < shift).long() for line, shift in zip(self._sources(device), self.shift, strict=True)
+            )
+            return self._by_window(rows, 2 * columns)
         height, width = self._padded
         rows = (torch.arange(height, device=device) < self.shift[0]).float()
         columns = (torch.arange(width, device=device) < self.shift[1]).float()
         whole = Regions(self._padded, self.window, self.shift)
         return whole.cut((rows[:, None] + 2 * columns[None, :]).flatten()[None, :, None]).squeeze(-1)
+
+    # Where sizes are left open, windows are cut and joined by the numbers of places: views and slices would
+    # make torch.export prove for every size that they fit, and it cannot.
+    def _sources(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row of the map of each row of each window (rows, h), and so for columns; padding has none of it."""
+        lines = []
+        for padded, window, shift, offset in zip(
+            self._padded, self.window, self.shift, self._offset, strict=True
+        ):
+            first = torch.arange(padded // window, device=device) * window
+            places = first[:, None] + torch.arange(window, device=device)
+            lines.append((places + shift) % padded if self.wrap else places - offset)
+        return lines[0], lines[1]
+
+    def _by_window(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Sums of (rows, h) and (columns, w), as (count, h·w)."""
+        return (rows[:, None, :, None] + columns[None, :, None, :]).flatten(0, 1).flatten(1, 2)
+
+    def _targets(self, device: torch.device) -> Tensor:
+        """For each token of the map its place among those of all windows, (H·W)."""
+        (h, w), across = self.window, self._padded[1] // self.window[1]
+        rows, columns = (
+            (torch.arange(side, device=device) - shift) % padded
+            if self.wrap
+            else torch.arange(side, device=device) + offset
+            for side, padded, shift, offset in zip(
+                self.hw, self._padded, self.shift, self._offset, strict=True
+            )
+        )
+        of_row = rows // h * (across * h * w) + rows % h * w
+        of_column = columns // w * (h * w) + columns % w
+        return (of_row[:, None] + of_column).flatten()
 
 
 def whole_map(hw: tuple[int, int]) -> Regions:
@@ -125,16 +181,30 @@ def whole_map(hw: tuple[int, int]) -> Regions:
 
 def square_windows(hw: tuple[int, int], size: int, shifted: bool, wrap: bool = True) -> Regions:
     """Swin's windows: no larger than the map's shorter side, and not shifted where they reach that."""
-    if size >= min(hw):
-        return Regions(hw, (min(hw), min(hw)))
+    shorter = smallest(*hw)
     shift = size // 2 if shifted else 0
-    return Regions(hw, (size, size), (shift, shift), wrap)
+    if known(size < shorter):
+        return Regions(hw, (size, size), (shift, shift), wrap)
+    if not is_open(*hw):
+        return Regions(hw, (shorter, shorter))
+    # For all sizes at once: 1 where the map is larger than a window, else 0.
+    larger = smallest(1, torch.sym_max(shorter - size, 0))
+    side = smallest(size, shorter)
+    return Regions(hw, (side, side), (shift * larger, shift * larger), wrap)
 
 
 def stripes(hw: tuple[int, int], width: int) -> tuple[Regions, Regions]:
     """CSwin's cross: stripes of full height, and stripes of full width."""
     height, full_width = hw
+    if is_open(*hw):
+        # Stripes wider than the map: the padding beside it changes nothing.
+        return Regions(hw, (height, width)), Regions(hw, (width, full_width))
     return (
         Regions(hw, (height, min(width, full_width))),
         Regions(hw, (min(width, height), full_width)),
     )
+
+
+def _same(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two sizes are equal whatever numbers are left open."""
+    return known(a[0] == b[0]) and known(a[1] == b[1])

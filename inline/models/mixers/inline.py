@@ -20,6 +20,7 @@ from inline.ops import (
     local_residual,
 )
 from inline.ops.masking import masked_mean
+from inline.ops.open_sizes import expected
 
 
 @register_mixer('InLine')
@@ -109,7 +110,7 @@ class InLineMixer(AttentionMixer):
         """Whether attention within these regions of x (B, P + H·W, C) is made without queries and keys."""
         if not self.injective or self.kernel != 'identity' or regions.is_padded:
             return False
-        return math.prod(regions.window) >= self.tokens_per_channel * x.shape[-1]
+        return expected(math.prod(regions.window)) >= self.tokens_per_channel * x.shape[-1]
 
     def _mean_tokens(self, part: Part) -> Tensor:
         """The mean token of each region, (b, C)."""
