@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inline.ops.masking import count_keys, zero_masked
+from inline.ops.open_sizes import is_open
 
 HALF = (torch.bfloat16, torch.float16)
 AUTOCAST_DEVICES = ('cpu', 'cuda', 'mps', 'xpu')
@@ -24,10 +25,13 @@ def covariance(
     """
     if key_mask is None and not (autocasts(k.device) or k.dtype in HALF or v.dtype in HALF):
         # The means are taken out of the small product, not of the tokens: no copy of them is made.
-        # Factors are left to the product, which takes them for nothing.
         count = k.shape[1]
         k_sum, v_mean = k.sum(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
         outer = k_sum.transpose(1, 2) * v_mean
+        if is_open(count):
+            # AOTInductor takes numbers alone as factors of a product.
+            return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-1) * (scale / count), v_mean
+        # Factors are left to the product, which takes them for nothing.
         return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-scale / count, alpha=scale / count), v_mean
     # Rounding would eat a small difference of large products, so both sides are centred before it; what
     # rounding of the means leaves is then a product of two errors. Half of 1/N on each side keeps the sum

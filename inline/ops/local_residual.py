@@ -40,8 +40,7 @@ def local_residual(
     tokens = zero_masked(v, key_mask)[:, prefix:]
     if is_open(batch):
         # The groups of a convolution cannot be left open in ONNX.
-        out = _sum_of_neighbours(tokens, weight, hw, bias)
-        return F.pad(out, (0, 0, prefix, 0)) if prefix else out
+        return _sum_of_neighbours(tokens, weight, hw, bias)
     # All images side by side as channels of one map: the kernels then are one grouped convolution.
     kernels = weight.reshape(batch * channels, 1, 3, 3)
     biases = None if bias is None else bias.repeat(batch)

@@ -26,5 +26,6 @@ def masked_mean(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 def _align(key_mask: Tensor, x: Tensor) -> Tensor:
     """(B, N) → (B, 1, …, N, 1), to broadcast against x (B, …, N, d)."""
-    batch, tokens = key_mask.shape
-    return key_mask.reshape(batch, *[1] * (x.dim() - 3), tokens, 1)
+    for _ in range(x.dim() - 3):
+        key_mask = key_mask.unsqueeze(1)
+    return key_mask.unsqueeze(-1)

@@ -17,8 +17,13 @@ from inline.ops import local_residual, local_residual_naive, open_sizes
 from tests.models.contract import make, tokens
 from tests.models.families import FAMILIES, build
 
-# By name: the package has a function of the last one's name.
-MODULES = [patch_embed, position, regions, importlib.import_module('inline.ops.local_residual')]
+# By name: the package has functions of the names of the last two.
+MODULES = [
+    patch_embed,
+    position,
+    regions,
+    *(importlib.import_module(f'inline.ops.{name}') for name in ('covariance', 'local_residual')),
+]
 SIZES = ((1, 1), (1, 9), (4, 4), (5, 7), (7, 5), (12, 8), (13, 22))
 SHIFTS = {
     'windows': {'window_size': 5},

@@ -53,8 +53,9 @@ class Regions:
             return x
         if self.is_open:
             rows, columns = self._sources(x.device)
-            inside = [line.clamp(0, side - 1) for line, side in zip((rows, columns), self.hw, strict=True)]
-            return x[:, self._by_window(inside[0] * self.hw[1], inside[1])].flatten(0, 1)
+            places = rows.clamp(0, self.hw[0] - 1) * self.hw[1] + columns.clamp(0, self.hw[1] - 1)
+            x = x.index_select(1, places)
+            return x.reshape(x.shape[0] * self.count, self.window[0] * self.window[1], x.shape[2])
         x = x.unflatten(1, self.hw)
         (top, left), (height, width) = self._offset, self._padded
         below, right = height - top - self.hw[0], width - left - self.hw[1]
@@ -69,7 +70,7 @@ class Regions:
         if self.is_whole:
             return windows
         if self.is_open:
-            x = windows.unflatten(0, (-1, self.count)).flatten(1, 2)
+            x = windows.reshape(-1, self.count * self.window[0] * self.window[1], windows.shape[2])
             return x.index_select(1, self._targets(windows.device))
         (top, left), (height, width) = self._offset, self._padded
         rows, columns = height // self.window[0], width // self.window[1]
@@ -122,56 +123,54 @@ class Regions:
     def _on_map(self, device: torch.device) -> Tensor:
         """(count, h·w), True for tokens of the map."""
         if self.is_open:
-            rows, columns = (
-                (line >= 0) & (line < side) for line, side in zip(self._sources(device), self.hw, strict=True)
-            )
-            return self._by_window(rows.long(), columns.long()) == 2
+            rows, columns = self._sources(device)
+            inside = (rows >= 0) & (rows < self.hw[0]) & (columns >= 0) & (columns < self.hw[1])
+            return self._by_window(inside)
         everywhere = torch.ones(1, self.hw[0] * self.hw[1], 1, device=device)
         return self.cut(everywhere, fill=0).squeeze(-1) > 0
 
     def _wrapped(self, device: torch.device) -> Tensor:
         """(count, h·w), which borders a token was wrapped around: 0 none, 1 one axis, 2 the other, 3 both."""
         if self.is_open:
-            rows, columns = (
-                (line < shift).long() for line, shift in zip(self._sources(device), self.shift, strict=True)
-            )
-            return self._by_window(rows, 2 * columns)
+            rows, columns = self._sources(device)
+            return self._by_window((rows < self.shift[0]).long() + 2 * (columns < self.shift[1]).long())
         height, width = self._padded
         rows = (torch.arange(height, device=device) < self.shift[0]).float()
         columns = (torch.arange(width, device=device) < self.shift[1]).float()
         whole = Regions(self._padded, self.window, self.shift)
         return whole.cut((rows[:, None] + 2 * columns[None, :]).flatten()[None, :, None]).squeeze(-1)
 
-    # Where sizes are left open, windows are cut and joined by the numbers of places: views and slices would
-    # make torch.export prove for every size that they fit, and it cannot.
+    # Where sizes are left open, windows are cut and joined by the numbers of places, all in one row: of views
+    # and slices torch.export would have to prove for every size that they fit, and it cannot.
     def _sources(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Row of the map of each row of each window (rows, h), and so for columns; padding has none of it."""
-        lines = []
-        for padded, window, shift, offset in zip(
-            self._padded, self.window, self.shift, self._offset, strict=True
-        ):
-            first = torch.arange(padded // window, device=device) * window
-            places = first[:, None] + torch.arange(window, device=device)
-            lines.append((places + shift) % padded if self.wrap else places - offset)
-        return lines[0], lines[1]
+        """Row and column of the map for each place of each window, (count·h·w); padding has none of it."""
+        (h, w), across = self.window, self._padded[1] // self.window[1]
+        places = torch.arange(self.count * h * w, device=device)
+        number = places // (h * w)
+        inside = _rest(places, h * w)
+        rows, columns = number // across * h + inside // w, _rest(number, across) * w + _rest(inside, w)
+        if self.wrap:
+            (down, right), (height, width) = self.shift, self._padded
+            return _rest(rows + down, height), _rest(columns + right, width)
+        return rows - self._offset[0], columns - self._offset[1]
 
-    def _by_window(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Sums of (rows, h) and (columns, w), as (count, h·w)."""
-        return (rows[:, None, :, None] + columns[None, :, None, :]).flatten(0, 1).flatten(1, 2)
+    def _by_window(self, places: Tensor) -> Tensor:
+        """(count·h·w) → (count, h·w)."""
+        return places.unflatten(0, (self.count, self.window[0] * self.window[1]))
 
     def _targets(self, device: torch.device) -> Tensor:
         """For each token of the map its place among those of all windows, (H·W)."""
         (h, w), across = self.window, self._padded[1] // self.window[1]
         rows, columns = (
-            (torch.arange(side, device=device) - shift) % padded
+            _rest(torch.arange(side, device=device) + (padded - shift), padded)
             if self.wrap
             else torch.arange(side, device=device) + offset
             for side, padded, shift, offset in zip(
                 self.hw, self._padded, self.shift, self._offset, strict=True
             )
         )
-        of_row = rows // h * (across * h * w) + rows % h * w
-        of_column = columns // w * (h * w) + columns % w
+        of_row = rows // h * (across * h * w) + _rest(rows, h) * w
+        of_column = columns // w * (h * w) + _rest(columns, w)
         return (of_row[:, None] + of_column).flatten()
 
 
@@ -208,3 +207,8 @@ def stripes(hw: tuple[int, int], width: int) -> tuple[Regions, Regions]:
 def _same(a: tuple[int, int], b: tuple[int, int]) -> bool:
     """Whether two sizes are equal whatever numbers are left open."""
     return known(a[0] == b[0]) and known(a[1] == b[1])
+
+
+def _rest(x: Tensor, divisor: int) -> Tensor:
+    """What is left of numbers from 0 on; torch's ONNX exporter has no % of a tensor and an open size."""
+    return x - x // divisor * divisor

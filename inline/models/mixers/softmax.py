@@ -68,6 +68,10 @@ class SoftmaxMixer(AttentionMixer):
 
     def attend(self, part: Part) -> Tensor:
         q, k, v = part.heads()
+        if self.split_size is not None and part.regions.is_open:
+            # A mask of pairs has strides that torch.export cannot order for every size. In stripes only
+            # padding is masked, and each holds a token of the map.
+            return merge_heads(softmax_attention(q, k, v, key_mask=part.key_mask))
         bias = self._bias(part.regions, q)
         if bias is None:
             return merge_heads(softmax_attention(q, k, v))
