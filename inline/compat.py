@@ -16,6 +16,7 @@ def prepare() -> None:
     _import_torchvision()
     _import_yapf()
     _name_mmseg()
+    _find_base_configs_at_once()
 
 
 def _import_torchvision() -> None:
@@ -59,6 +60,27 @@ def _name_mmseg() -> None:
     from mmengine.config.utils import MODULE2PACKAGE
 
     MODULE2PACKAGE['mmseg'] = 'mmseg'
+
+
+def _find_base_configs_at_once() -> None:
+    """Spare ``_base_ = 'mmdet::_base_/…'`` a search through all metafiles of the toolbox.
+
+    MMEngine looks there first, which takes 0.4 s for each such file, but metafiles name trained models alone.
+    """
+    from mmengine.config import config
+
+    search = config._get_external_cfg_path
+    if getattr(search, 'skips_bases', False):
+        return
+
+    def find(package_path: str, name: str) -> str:
+        if name.startswith('_base_/'):
+            # What tells MMEngine to take the path as it is.
+            raise ValueError(f'{name} is in no metafile')
+        return str(search(package_path, name))
+
+    find.skips_bases = True  # type: ignore[attr-defined]
+    config._get_external_cfg_path = find
 
 
 def check_operators() -> None:

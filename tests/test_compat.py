@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -63,6 +64,23 @@ def test_configs_of_every_toolbox_are_found(toolbox: str, tmp_path: Path) -> Non
 
     (tmp_path / 'config.py').write_text(f"_base_ = '{toolbox}::_base_/default_runtime.py'")
     assert load_config(tmp_path / 'config.py').default_scope == toolbox
+
+
+def test_bases_are_found_without_a_search_and_models_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmengine.config import utils
+
+    from inline.engine.config import load_config
+
+    search = mock.Mock(side_effect=utils._get_cfg_metainfo)
+    monkeypatch.setattr(utils, '_get_cfg_metainfo', search)
+    (tmp_path / 'base.py').write_text("_base_ = 'mmdet::_base_/default_runtime.py'")
+    assert load_config(tmp_path / 'base.py').default_scope == 'mmdet'
+    assert not search.called
+    (tmp_path / 'model.py').write_text("_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'")
+    assert load_config(tmp_path / 'model.py').model.type == 'RetinaNet'
+    assert search.call_args.args[1] == 'retinanet/retinanet_r50_fpn_1x_coco'
 
 
 def test_mmcv_has_its_compiled_operators() -> None:
