@@ -8,12 +8,14 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from inline.compat import prepare
+from tests.warm import run_warm
 
 prepare()
 torch.set_num_threads(1)
@@ -22,17 +24,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_tool(*args: str | Path, timeout: int = 300, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the repository as a user would: `run_tool('tools/train.py', …)` or a .sh file."""
+    """Run a command of the repository as a user would: `run_tool('tools/train.py', …)` or a .sh file.
+
+    Python tools run in a process that has the stack imported already: see :mod:`tests.warm`.
+    """
     words = [str(arg) for arg in args]
-    command = [sys.executable, *words] if words[0].endswith('.py') else ['bash', *words]
+    environment = {**os.environ, 'PYTHON': sys.executable, **env}
+    if words[0].endswith('.py'):
+        return run_warm(words, ROOT, environment, timeout)
+    return run_fresh(['bash', *words], environment, timeout)
+
+
+def run_fresh(
+    command: Sequence[str], env: Mapping[str, str] | None = None, timeout: int = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of the repository in a process that starts from nothing."""
     return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, 'PYTHON': sys.executable, **env},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
 
 

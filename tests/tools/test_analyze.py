@@ -5,9 +5,7 @@ Real processes show that the tool starts; the other commands run in this one, to
 
 import csv
 import json
-import runpy
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -15,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import ROOT, run_tool
-
-Analyze = Callable[..., tuple[int, list[str], list[str]]]
+from tests.conftest import run_tool
+from tests.tools.conftest import Run
 
 CLASSIFIER = 'configs/digits/inline-pvt-micro_digits.py'
 LAYERS = ['1.1', '2.1', '2.2', '3.1', '3.2', '4.1']
@@ -52,21 +49,8 @@ def models(digit_scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @pytest.fixture
-def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
-    """Run the tool here: exit code, lines of output, lines of errors."""
-
-    def run(*words: str | Path) -> tuple[int, list[str], list[str]]:
-        monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(sys, 'argv', ['analyze.py', *map(str, words)])
-        code = 0
-        try:
-            runpy.run_path('tools/analyze.py', run_name='__main__')
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out.splitlines(), printed.err.splitlines()
-
-    return run
+def analyze(run_here: Run) -> Run:
+    return partial(run_here, 'analyze')
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -88,7 +72,7 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_illustration_needs_no_model(analyze: Analyze, tmp_path: Path) -> None:
+def test_the_illustration_needs_no_model(analyze: Run, tmp_path: Path) -> None:
     code, lines, _ = analyze('illustration', '--out', tmp_path)
     assert code == 0
     assert lines[0].split()[0] == 'attention'
@@ -104,7 +88,7 @@ def test_the_illustration_needs_no_model(analyze: Analyze, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_injectivity_counts_pairs_of_every_image_layer_and_head(
-    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+    analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
     words = [*models['inline'], *models['softmax'], '--label', 'ours', 'theirs', '--images', '3']
     done = run_tool('tools/analyze.py', 'injectivity', *words, '--out', tmp_path)
@@ -124,7 +108,7 @@ def test_injectivity_counts_pairs_of_every_image_layer_and_head(
 
 
 def test_locality_gives_each_layer_its_share_and_its_chance(
-    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+    analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
     code, lines, _ = analyze(
         'locality',
@@ -151,7 +135,7 @@ def test_locality_gives_each_layer_its_share_and_its_chance(
 
 
 def test_masking_is_the_same_for_any_batch_and_leaves_the_first_row_alone(
-    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+    analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
     words = ['masking', *models['inline'], *models['softmax'], '--images', '6', '--windows', '3', '5']
     assert analyze(*words, '--out', tmp_path / 'a', '--batch-size', '4')[0] == 0
@@ -171,7 +155,7 @@ def test_masking_is_the_same_for_any_batch_and_leaves_the_first_row_alone(
 
 @pytest.mark.slow
 def test_masking_nothing_near_measures_what_test_measures(
-    analyze: Analyze, models: dict[str, list[str]], tmp_path: Path
+    analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
     assert analyze('masking', *models['inline'], '--windows', '3', '--out', tmp_path)[0] == 0
     unmasked = float(read(tmp_path / 'masking.csv')[0]['top-1 (%)'])
@@ -182,7 +166,7 @@ def test_masking_nothing_near_measures_what_test_measures(
 
 
 def test_maps_show_the_chosen_queries_and_layers(
-    analyze: Analyze, models: dict[str, list[str]], photo: Path, tmp_path: Path
+    analyze: Run, models: dict[str, list[str]], photo: Path, tmp_path: Path
 ) -> None:
     words = ['--query', '0', '0', '--query', '47', '20', '--layers', '1.1', '3.2', '--out', tmp_path]
     assert analyze('maps', *models['inline'], photo, *words)[0] == 0
@@ -201,7 +185,7 @@ def test_maps_show_the_chosen_queries_and_layers(
 
 
 @pytest.mark.parametrize('command', ['', 'illustration', 'injectivity', 'locality', 'masking', 'maps'])
-def test_every_command_explains_itself(analyze: Analyze, command: str) -> None:
+def test_every_command_explains_itself(analyze: Run, command: str) -> None:
     code, lines, _ = analyze(*filter(None, [command]), '--help')
     assert code == 0
     assert lines[0].startswith('usage:')
@@ -276,7 +260,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize('mistake', MISTAKES)
 def test_a_mistake_gets_one_clear_line(
-    analyze: Analyze, mistake: str, models: dict[str, list[str]], photo: Path, tmp_path: Path
+    analyze: Run, mistake: str, models: dict[str, list[str]], photo: Path, tmp_path: Path
 ) -> None:
     words, expected = MISTAKES[mistake]
     names = {

@@ -1,9 +1,7 @@
 """Predicting as a user does, on small untrained models; a real process shows that the tool starts."""
 
 import json
-import runpy
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -14,8 +12,8 @@ from pycocotools.coco import COCO
 
 from tests.conftest import ROOT, run_tool
 from tests.inference.small_models import CLASSES, CONFIGS, save_checkpoint, write_images
+from tests.tools.conftest import Run
 
-Predict = Callable[..., tuple[int, list[str], list[str]]]
 FILES = ['a/b.png', 'a/d.png', 'c/b.png', 'c/e.png', 'f.bmp']
 PICTURES = ['a/b.jpg', 'a/d.jpg', 'c/b.jpg', 'c/e.jpg', 'f.jpg']
 
@@ -32,22 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def predict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Predict:
-    """Run the tool here: exit code, lines of output, lines of errors."""
-
-    def run(*words: str | Path) -> tuple[int, list[str], list[str]]:
-        monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(sys, 'argv', ['predict.py', *map(str, words)])
-        capsys.readouterr()
-        code = 0
-        try:
-            runpy.run_path('tools/predict.py', run_name='__main__')
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out.splitlines(), printed.err.splitlines()
-
-    return run
+def predict(run_here: Run) -> Run:
+    return partial(run_here, 'predict')
 
 
 def files_below(path: Path) -> list[str]:
@@ -79,7 +63,7 @@ def test_a_classifier_gives_the_five_likeliest_classes(
 
 
 def test_a_detector_gives_results_that_pycocotools_reads(
-    predict: Predict,
+    predict: Run,
     checkpoints: dict[str, Path],
     folder: Path,
     tmp_path: Path,
@@ -112,7 +96,7 @@ def test_a_detector_gives_results_that_pycocotools_reads(
 
 
 def test_a_segmentor_gives_label_maps_and_shares(
-    predict: Predict,
+    predict: Run,
     checkpoints: dict[str, Path],
     folder: Path,
     tmp_path: Path,
@@ -141,7 +125,7 @@ def test_a_segmentor_gives_label_maps_and_shares(
 
 
 def test_nothing_is_overwritten_unasked_and_no_image_ever(
-    predict: Predict,
+    predict: Run,
     checkpoints: dict[str, Path],
     folder: Path,
 ) -> None:
@@ -175,7 +159,7 @@ def test_nothing_is_overwritten_unasked_and_no_image_ever(
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    predict: Predict,
+    predict: Run,
     checkpoints: dict[str, Path],
     folder: Path,
     tmp_path: Path,
@@ -189,7 +173,7 @@ def test_mistakes_are_told_in_one_line(
 
 
 def test_missing_images_and_checkpoints_are_told(
-    predict: Predict,
+    predict: Run,
     checkpoints: dict[str, Path],
     tmp_path: Path,
 ) -> None:

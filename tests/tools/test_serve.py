@@ -1,12 +1,10 @@
 """Mistakes on the command line of the page. The page itself is in tests/serve."""
 
-import runpy
 import socket
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.tools.conftest import Run
 
 CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
 MISTAKES = {
@@ -22,35 +20,24 @@ MISTAKES = {
 }
 
 
-def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, 'argv', ['serve.py', *words])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path('tools/serve.py', run_name='__main__')
-    return int(stop.value.code or 0)
-
-
 @pytest.mark.parametrize('mistake', MISTAKES)
-def test_a_mistake_gets_one_clear_line(
-    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_gets_one_clear_line(mistake: str, run_here: Run) -> None:
     words, expected = MISTAKES[mistake]
     free = [] if '--port' in words or not words else ['--port', str(free_port())]
-    assert run([*words, *free], monkeypatch) == 2
-    told = capsys.readouterr().err.splitlines()
+    code, _, told = run_here('serve', *words, *free)
+    assert code == 2
     assert len([line for line in told if 'error: ' in line]) == 1
     assert expected in told[-1]
 
 
-def test_a_port_that_is_taken_is_told_before_models_are_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_is_taken_is_told_before_models_are_read(run_here: Run) -> None:
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert run(['nowhere.py', 'gone.pth', '--port', str(port)], monkeypatch) == 2
-    assert f'--port {port} cannot be used: Address already in use' in capsys.readouterr().err
+        code, _, told = run_here('serve', 'nowhere.py', 'gone.pth', '--port', str(port))
+    assert code == 2
+    assert f'--port {port} cannot be used: Address already in use' in told[-1]
 
 
 def free_port() -> int:

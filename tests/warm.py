@@ -1,0 +1,117 @@
+"""Tools in processes that need not import the stack: a server that has imported it forks one for each.
+
+Importing torch and the toolboxes takes several seconds, most of what a short run takes. What a forked process
+registers or changes is gone after it, as with a fresh one. Processes that a tool starts by itself, of
+:mod:`inline.engine.runs`, are forked as well.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+_SERVER = multiprocessing.get_context('forkserver')
+_SERVER.set_forkserver_preload(['tests.warm_imports'])
+
+
+def run_warm(
+    words: Sequence[str], folder: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """A Python tool and its words, run in `folder`, as :func:`subprocess.run` would run it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        out, err = Path(temporary) / 'out', Path(temporary) / 'err'
+        process = _SERVER.Process(target=_run, args=(list(words), str(folder), dict(env), str(out), str(err)))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(list(words), timeout)
+        return subprocess.CompletedProcess(
+            list(words), process.exitcode or 0, out.read_text(), err.read_text()
+        )
+
+
+class ForkedTool:
+    """In place of :class:`subprocess.Popen` for a Python tool: a fork of this process runs it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> None:
+        assert command[0] == sys.executable
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        self.returncode: int | None = None
+        if self.pid == 0:
+            for stream, descriptor in ((stdout, 1), (stderr, 2)):
+                if stream is not None:
+                    os.dup2(stream.fileno(), descriptor)
+            os._exit(_exit_code(command[1:], env))
+
+    def poll(self) -> int | None:
+        return self._collect(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._collect(0)
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, 15)
+
+    def _collect(self, flags: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, flags)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def _run(words: list[str], folder: str, env: dict[str, str], out: str, err: str) -> None:
+    for path, descriptor in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    os.chdir(folder)
+    from inline.engine import runs
+
+    runs.subprocess = SimpleNamespace(Popen=ForkedTool, run=_run_forked)  # type: ignore[assignment]
+    sys.exit(_exit_code(words, env))
+
+
+def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) -> Any:
+    assert not check
+    if command[0] != sys.executable:
+        return subprocess.run(command, env=env, check=False)
+    tool = ForkedTool(command, env=env)
+    tool.wait()
+    return tool
+
+
+def _exit_code(words: Sequence[str], env: Mapping[str, str]) -> int:
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = list(words)
+    code: Any = 0
+    try:
+        runpy.run_path(words[0], run_name='__main__')
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    with contextlib.suppress(SystemExit):
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code if isinstance(code, int) else int(code is not None)
