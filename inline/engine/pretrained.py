@@ -43,8 +43,8 @@ def load_pretrained(backbone: nn.Module, path: str, prefix: str = 'backbone.') -
     return fit
 
 
-def check_whole(model: nn.Module, path: str) -> None:
-    """Refuse to test a model with a checkpoint that leaves some of its weights as they were drawn."""
-    fit = compare(model, read_weights(path))
+def check_whole(model: nn.Module, path: str, prefix: str = '') -> None:
+    """Refuse to use a model with a checkpoint that leaves some of its weights as they were drawn."""
+    fit = compare(model, read_weights(path, prefix))
     if not fit.whole:
         raise UserError(f'checkpoint {path!r} is of another model than the config: {fit.describe()}')

@@ -32,8 +32,11 @@ class Classes:
     palette: tuple[Colour, ...]
 
 
-def find_config(config: str | Path | Config) -> Config:
-    """A config as it is, read from a path, or by the name of one of those in ``configs/``."""
+def find_config(config: str | Path | Config, options: Mapping[str, Any] | None = None) -> Config:
+    """A config as it is, read from a path, or by the name of one of those in ``configs/``.
+
+    Settings of one that is read are overridden by `options`.
+    """
     if isinstance(config, Config):
         if config.get('default_scope') not in TOOLBOXES:
             raise UserError(
@@ -42,7 +45,8 @@ def find_config(config: str | Path | Config) -> Config:
             )
         return Config(config._cfg_dict.to_dict())
     path = Path(config)
-    return load_config(path if path.suffix == '.py' or path.is_file() else _by_name(str(config)))
+    is_path = path.suffix == '.py' or path.is_file()
+    return load_config(path if is_path else _by_name(str(config)), options)
 
 
 def _by_name(name: str) -> Path:

@@ -64,6 +64,16 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         'tests/tools/test_predict.py::test_a_classifier_gives_the_five_likeliest_classes',
     ),
     'python tools/serve.py *': ('tests/serve/test_page.py::test_a_visit',),
+    'python tools/export.py * --int8 *': (
+        'tests/tools/test_export.py::test_int8_stands_beside_the_accuracy_of_both',
+    ),
+    'python tools/export.py * --format aoti*': (
+        'tests/tools/test_export.py::test_the_backbone_of_a_detector_is_compiled',
+    ),
+    'python tools/export.py *': (
+        'tests/tools/test_export.py::test_a_classifier_runs_in_onnx_runtime_at_any_size',
+        'tests/tools/test_export.py::test_a_segmentor_gives_a_score_for_every_pixel',
+    ),
     'python tools/publish.py *': ('tests/tools/test_publish.py::test_the_tools_publish_and_test_it',),
     'python tools/convert_checkpoint.py work_dirs/*': (
         'tests/test_safetensors_files.py::test_the_tools_take_it_as_they_take_a_pth',

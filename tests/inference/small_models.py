@@ -1,5 +1,6 @@
 """Untrained models of the digits configs, saved as a training saves them, and images for them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -28,7 +29,10 @@ def read(task: str) -> Config:
 
 
 def save_checkpoint(task: str, path: Path) -> Path:
-    cfg = read(task)
+    return save_model(read(task), CLASSES[task], path)
+
+
+def save_model(cfg: Config, classes: Sequence[str], path: Path) -> Path:
     torch.manual_seed(0)
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
@@ -36,7 +40,7 @@ def save_checkpoint(task: str, path: Path) -> Path:
         model = MODELS.build(cfg.model)
     model.init_weights()
     content = {
-        'meta': {'dataset_meta': {'classes': CLASSES[task]}},
+        'meta': {'dataset_meta': {'classes': tuple(classes)}},
         'state_dict': model.state_dict(),
     }
     torch.save(content, path)

@@ -1,0 +1,1 @@
+"""Trained models as files that run without this package: ONNX, torch.export, AOTInductor."""

@@ -1,0 +1,222 @@
+"""Exporting as a user does: small untrained models of the digits configs, and their files run elsewhere."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from inline import InLineModel
+from inline.export import agreement
+from tests.conftest import run_tool
+from tests.inference.small_models import CLASSES, CONFIGS, read, save_model
+from tests.tools.conftest import Run
+
+# Not the sizes that files are traced or checked at.
+SHAPES = ((1, 81, 57), (4, 128, 160), (2, 49, 200))
+# Two stages instead of four, since tracing for any size takes a second for each few operators.
+ARCH = {'embed_dims': (16, 32), 'depths': (1, 1), 'num_heads': (2, 4), 'mlp_ratios': (2, 2)}
+Model = tuple[Path, Path]
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """Config and checkpoint of a classifier, a detector and a segmentor."""
+    folder = tmp_path_factory.mktemp('models')
+    made = {}
+    for task in CONFIGS:
+        cfg = read(task)
+        cfg.model.backbone.arch = ARCH
+        if task == 'classification':
+            cfg.model.backbone.out_indices = (1,)
+            cfg.model.head.in_channels = 32
+        elif task == 'detection':
+            # Compiling takes longer still.
+            cfg.model.backbone.arch = {key: values[:1] for key, values in ARCH.items()}
+            cfg.model.backbone.out_indices = (0,)
+            cfg.model.neck.update(in_channels=[16], num_outs=1)
+        else:
+            cfg.model.backbone.out_indices = (0, 1)
+            cfg.model.neck.update(in_channels=[16, 32], num_outs=2)
+            cfg.model.decode_head.update(in_channels=[64, 64], in_index=[0, 1], feature_strides=[4, 8])
+        cfg.dump(folder / f'{task}.py')
+        made[task] = folder / f'{task}.py', save_model(cfg, CLASSES[task], folder / f'{task}.pth')
+    return made
+
+
+def images(shape: tuple[int, int, int]) -> Tensor:
+    batch, height, width = shape
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(height))
+
+
+def assert_close(outs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    assert len(outs) == len(expected)
+    for out, wanted in zip(outs, expected, strict=True):
+        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-4 * max(1.0, float(wanted.abs().max())))
+
+
+@pytest.mark.slow
+def test_a_classifier_runs_in_onnx_runtime_at_any_size(models: dict[str, Model], tmp_path: Path) -> None:
+    out = tmp_path / 'new' / 'digits.onnx'
+    done = run_tool('tools/export.py', *models['classification'], '--dynamic', '--out', out)
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = InLineModel(*models['classification'], 'cpu').model
+    parameters = sum(weight.numel() for weight in model.parameters()) / 1e6
+    for pattern in (
+        r'agrees with PyTorch to \S+ at 1×33×33, 1×65×97, ',
+        rf'parameters +{parameters:.2f}  M',
+        r'FLOPs +0\.\d{3}  G multiply-adds at 33×33',
+        r'latency, PyTorch +[\d.]+  ms, one image of 33×33',
+        r'latency, onnx +[\d.]+  ms',
+        re.escape(f'wrote {out} and {out.with_suffix(".json")}'),
+    ):
+        assert re.search(pattern, done.stdout), f'{pattern} is not in\n{done.stdout}'
+    session = onnxruntime.InferenceSession(out)
+    for shape in SHAPES:
+        image = images(shape)
+        with torch.no_grad():
+            expected = model(image, mode='tensor')
+        (logits,) = session.run(['logits'], {'image': image.numpy()})
+        assert_close([torch.from_numpy(logits)], [expected])
+    facts = json.loads(out.with_suffix('.json').read_text())
+    assert facts['task'] == 'classification'
+    assert facts['classes'] == list(CLASSES['classification'])
+    assert facts['input']['batch'] == 'any'
+    told = session.get_modelmeta().custom_metadata_map
+    assert {key: json.loads(text) for key, text in told.items()} == facts
+    assert sorted(path.name for path in out.parent.iterdir()) == ['digits.json', 'digits.onnx']
+
+
+@pytest.mark.slow
+def test_a_segmentor_gives_a_score_for_every_pixel(models: dict[str, Model], tmp_path: Path) -> None:
+    out = tmp_path / 'scenes.onnx'
+    words = ['--dynamic', '--with-preprocessing', '--out', out]
+    done = run_tool('tools/export.py', *models['segmentation'], *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = InLineModel(*models['segmentation'], 'cpu').model
+    session = onnxruntime.InferenceSession(out)
+    for shape in SHAPES:
+        pixels = (images(shape) * 60 + 120).clamp(0, 255)
+        normalised = (pixels - model.data_preprocessor.mean) / model.data_preprocessor.std
+        with torch.no_grad():
+            metas = [{'img_shape': shape[1:], 'ori_shape': shape[1:]}] * shape[0]
+            expected = model.encode_decode(normalised, metas)
+        outs = [torch.from_numpy(array) for array in session.run(None, {'image': pixels.numpy()})]
+        assert outs[0].shape == (shape[0], 11, *shape[1:])
+        assert_close(outs, [expected])
+
+
+@pytest.mark.slow
+def test_the_backbone_of_a_detector_is_compiled(models: dict[str, Model], tmp_path: Path) -> None:
+    out = tmp_path / 'backbone.pt2'
+    words = ['--format', 'aoti', '--what', 'backbone', '--dynamic', '--size', '64x96', '--out', out]
+    done = run_tool('tools/export.py', *models['detection'], *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 'at 1×64×96, ' in done.stdout
+    backbone = InLineModel(*models['detection'], 'cpu').model.backbone
+    package = torch._inductor.aoti_load_package(str(out))
+    for shape in SHAPES:
+        image = images(shape)
+        with torch.no_grad():
+            assert_close(package(image), backbone(image))
+    facts = json.loads(out.with_suffix('.json').read_text())
+    assert facts['outputs'] == ['features_0']
+    assert facts['input']['height'] == {'from': 33, 'to': 16384}
+
+
+@pytest.mark.slow
+def test_int8_stands_beside_the_accuracy_of_both(
+    models: dict[str, Model], digit_scenes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / 'small.onnx'
+    words = ['--int8', '--evaluate', '--data-root', digit_scenes.parent, '--out', out]
+    done = run_tool('tools/export.py', *models['classification'], *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.split() == ['test', 'PyTorch', 'int8'])
+    name, of_model, of_file = lines[header + 1].split()
+    assert name == 'accuracy/top1'
+    tested = run_tool(
+        'tools/test.py', *models['classification'],
+        '--work-dir', tmp_path / 'test', '--data-root', digit_scenes.parent,
+    )  # fmt: skip
+    assert f'accuracy/top1: {float(of_model):.4f}' in tested.stdout + tested.stderr
+    assert abs(float(of_model) - float(of_file)) <= 25
+    kinds = {weight.data_type for weight in onnx.load(out).graph.initializer if len(weight.dims) == 2}
+    assert onnx.TensorProto.INT8 in kinds
+    assert any(line.startswith('largest difference') for line in lines)
+    model = InLineModel(*models['classification'], 'cpu').model
+    image = images((1, 32, 32))
+    with torch.no_grad():
+        expected = model(image, mode='tensor').numpy()
+    (logits,) = onnxruntime.InferenceSession(out).run(None, {'image': image.numpy()})
+    assert 0 < np.abs(logits - expected).max() < 0.5 * np.abs(expected).max()
+    assert json.loads(out.with_suffix('.json').read_text())['input']['height'] == 32
+
+
+def test_a_program_for_one_size_is_what_torch_loads(
+    models: dict[str, Model], tmp_path: Path, run_here: Run
+) -> None:
+    out = tmp_path / 'digits.pt2'
+    words = ['--format', 'torch-export', '--size', '40x56', '--out', out]
+    code, _, errors = run_here('export', *models['classification'], *words)
+    assert code == 0, errors
+    model, image = InLineModel(*models['classification'], 'cpu').model, images((1, 40, 56))
+    with torch.no_grad():
+        assert_close(torch.export.load(out).module()(image), [model(image, mode='tensor')])
+
+
+def test_a_file_that_disagrees_is_not_left(
+    models: dict[str, Model], tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, 'TOLERANCE', -1.0)
+    out = tmp_path / 'digits.pt2'
+    out.write_bytes(b'of before')
+    words = ['--format', 'torch-export', '--size', '32', '--out', out]
+    code, lines, errors = run_here('export', *models['classification'], *words)
+    assert (code, lines) == (2, [])
+    assert 'differs from the model by' in errors[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ['digits.pt2']
+    assert out.read_bytes() == b'of before'
+
+
+MISTAKES = {
+    'format': ('classification', ['--format', 'tflite'], "argument --format: invalid choice: 'tflite'"),
+    'size': ('classification', ['--size', 'big'], "--size 'big': give one side or HEIGHTxWIDTH"),
+    'small': ('classification', ['--size', '16'], '--size 16x16: each side must be from 32 to 16384 pixels'),
+    'small and open': (
+        'classification',
+        ['--size', '32x16', '--dynamic'],
+        '--size 32x16: each side must be from 33 to 16384 pixels with --dynamic',
+    ),
+    'ending': ('classification', ['--out', 'a.pt2'], "--out 'a.pt2': a file of --format onnx ends in .onnx"),
+    'folder': ('classification', ['--out', 'README.md/a.onnx'], "--out 'README.md/a.onnx': "),
+    'int8': ('classification', ['--int8', '--format', 'aoti'], '--int8 goes with --format onnx, not aoti'),
+    'detector': ('detection', [], 'a detector is not exported whole'),
+    'evaluate': ('detection', ['--what', 'backbone', '--evaluate'], '--evaluate goes with whole models'),
+    'another model': ('segmentation', [], 'is of another model than the config'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_a_mistake_gets_one_clear_line(mistake: str, models: dict[str, Model], run_here: Run) -> None:
+    task, words, expected = MISTAKES[mistake]
+    config, checkpoint = models[task]
+    if mistake == 'another model':
+        checkpoint = models['classification'][1]
+    code, _, errors = run_here('export', config, checkpoint, *words)
+    assert code == 2
+    assert len([line for line in errors if 'error: ' in line]) == 1
+    assert expected in errors[-1]
+
+
+def test_weights_that_are_not_there_are_named(run_here: Run) -> None:
+    code, _, errors = run_here('export', CONFIGS['classification'], 'gone.pth')
+    assert code == 2
+    assert "checkpoint 'gone.pth' does not exist" in errors[-1]
