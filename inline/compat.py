@@ -4,12 +4,11 @@ toolbox is imported or a config is read."""
 import os
 import pickle
 import tempfile
+from typing import Any
 from unittest import mock
 
-import torch
-
 # Kept here because torch forgets the schemas of a library that nothing refers to.
-_library: torch.library.Library | None = None
+_library: Any = None
 
 
 def prepare() -> None:
@@ -31,6 +30,8 @@ def _import_torchvision() -> None:
     except RuntimeError as error:
         if 'torchvision::nms' not in str(error):
             raise
+        import torch
+
         global _library
         _library = torch.library.Library('torchvision', 'DEF')
         _library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
@@ -85,6 +86,7 @@ def _find_base_configs_at_once() -> None:
 
 def check_operators() -> None:
     """Run one of mmcv's compiled operators, so that a build without them is noticed at once."""
+    import torch
     from mmcv.ops import nms
 
     boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 1.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])

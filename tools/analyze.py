@@ -5,16 +5,17 @@ Each command writes a CSV and a figure and prints a small table. docs/analysis.m
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from inline.compat import prepare
+from inline.engine.flags import add_cfg_options, add_data_root
 from inline.errors import OneLineParser, exit_on_user_error
 
 OUT = Path('work_dirs/analysis')
 
 
 def main() -> None:
+    args = parse_args()
     prepare()
     from inline.analysis import commands
 
@@ -25,7 +26,6 @@ def main() -> None:
         'masking': commands.run_masking,
         'maps': commands.run_maps,
     }
-    args = parse_args()
     run[args.command](args)
 
 
@@ -112,12 +112,7 @@ def add_comparison(parser: argparse.ArgumentParser, images: int | None, batch_si
         help='images at once, but no more than the config’s test_dataloader has (default: %(default)s)',
     )
     parser.add_argument('--seed', type=int, default=0, help='seed of all that is drawn (default: 0)')
-    parser.add_argument(
-        '--data-root',
-        default=os.environ.get('INLINE_DATA_ROOT'),
-        metavar='FOLDER',
-        help='folder that holds the data sets, what configs call data/ (default: $INLINE_DATA_ROOT, or data)',
-    )
+    add_data_root(parser)
 
 
 def add_picture(parser: argparse.ArgumentParser) -> None:
@@ -136,22 +131,13 @@ def add_picture(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    from inline.engine.config import CfgOptions
-
     parser.add_argument(
         '--layers',
         nargs='+',
         metavar='LAYER',
         help='layers to look at: stage.block such as 1.2, or the block of a DeiT (default: all)',
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=CfgOptions,
-        default={},
-        metavar='KEY=VALUE',
-        help='override settings of every config',
-    )
+    add_cfg_options(parser)
 
 
 if __name__ == '__main__':

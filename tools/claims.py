@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from inline.compat import prepare
-from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 DATA = Path('data') / 'digit_scenes'
@@ -34,6 +33,8 @@ def main() -> None:
         if getattr(args, flag) < 1:
             raise UserError(f'--{flag} {getattr(args, flag)}: must be at least 1')
     prepare()
+    from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
+
     started = time.monotonic()
     if args.data_root is None:
         write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)

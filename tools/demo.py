@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from inline.compat import prepare
-from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
 from inline.errors import OneLineParser, exit_on_user_error
 
 DATA = Path('data') / 'digit_scenes'
@@ -25,6 +24,7 @@ def main() -> None:
     parser.add_argument('--fresh', action='store_true', help='do everything again')
     args = parser.parse_args()
     prepare()
+    from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
     from inline.engine.runs import clock
     from inline.report import collect_results, compare_detection, format_table, write_csv, write_report
 

@@ -7,28 +7,22 @@ docs/export.md says what is in the file and how other programs run it.
 """
 
 import argparse
-import os
 import re
 from pathlib import Path
 
 from inline.compat import prepare
+from inline.engine.flags import add_cfg_options, add_data_root, add_trust
 from inline.errors import OneLineParser, UserError, exit_on_user_error
+
+KINDS = ('onnx', 'torch-export', 'aoti')
+WHAT = ('model', 'backbone')
 
 
 def main() -> None:
-    prepare()
-    from inline.engine.config import CfgOptions, set_data_root
-    from inline.engine.finetune import fit_to_own_data
-    from inline.engine.safe_loading import install as install_safe_loading
-    from inline.export.formats import FORMATS
-    from inline.export.model import WHAT
-    from inline.export.run import Request, export
-    from inline.inference.loading import find_config
-
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file, or the name of one in configs/')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--format', choices=FORMATS, default='onnx', help='kind of file (default: onnx)')
+    parser.add_argument('--format', choices=KINDS, default='onnx', help='kind of file (default: onnx)')
     parser.add_argument('--dynamic', action='store_true', help='any batch, height and width')
     parser.add_argument('--size', metavar='H[xW]', help="image size to trace at (default: the config's)")
     parser.add_argument('--what', choices=WHAT, default='model', help='the whole model, or its backbone')
@@ -40,26 +34,18 @@ def main() -> None:
         '--evaluate', action='store_true', help='test the file and the model on the test data'
     )
     parser.add_argument('--out', type=Path, metavar='FILE', help='file to write (default: by the checkpoint)')
-    parser.add_argument(
-        '--data-root',
-        default=os.environ.get('INLINE_DATA_ROOT'),
-        metavar='FOLDER',
-        help='folder that holds the data sets (default: $INLINE_DATA_ROOT, or data)',
-    )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=CfgOptions,
-        default={},
-        metavar='KEY=VALUE',
-        help='override settings of the config',
-    )
-    parser.add_argument(
-        '--trust-checkpoint',
-        action='store_true',
-        help='load checkpoints that hold more than data, and run the code in them',
-    )
+    add_data_root(parser)
+    add_cfg_options(parser)
+    add_trust(parser)
     args = parser.parse_args()
+    size = parse_size(args.size) if args.size else None
+    prepare()
+    from inline.engine.config import set_data_root
+    from inline.engine.finetune import fit_to_own_data
+    from inline.engine.safe_loading import install as install_safe_loading
+    from inline.export.run import Request, export
+    from inline.inference.loading import find_config
+
     install_safe_loading(args.trust_checkpoint)
     cfg = find_config(args.config, args.cfg_options)
     if args.evaluate:
@@ -71,7 +57,7 @@ def main() -> None:
         checkpoint=args.checkpoint,
         kind=args.format,
         dynamic=args.dynamic,
-        size=parse_size(args.size) if args.size else None,
+        size=size,
         what=args.what,
         with_preprocessing=args.with_preprocessing,
         int8=args.int8,

@@ -5,6 +5,7 @@ Attention counts at its true cost: InLine grows with the number of tokens, softm
 """
 
 from inline.compat import prepare
+from inline.engine.flags import add_cfg_options
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 # Height and width where the config does not decide: what papers report.
@@ -12,10 +13,6 @@ USUAL_SHAPES = {'mmdet': (800, 1280), 'mmseg': (512, 512)}
 
 
 def main() -> None:
-    prepare()
-    from inline.engine.complexity import count_config
-    from inline.engine.config import CfgOptions, load_config
-
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument(
@@ -26,15 +23,12 @@ def main() -> None:
         help='height and width of the image (default: the backbone’s img_size for a classifier, 800 1280 '
         'for a detector, 512 512 for a segmentor)',
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=CfgOptions,
-        default={},
-        metavar='KEY=VALUE',
-        help='override settings',
-    )
+    add_cfg_options(parser)
     args = parser.parse_args()
+    prepare()
+    from inline.engine.complexity import count_config
+    from inline.engine.config import load_config
+
     cfg = load_config(args.config, args.cfg_options)
     size = cfg.model.backbone.get('img_size', 224)
     usual = USUAL_SHAPES.get(cfg.default_scope, (size, size) if isinstance(size, int) else tuple(size))

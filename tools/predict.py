@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from inline.compat import prepare
+from inline.engine.flags import add_trust
 from inline.errors import OneLineParser, exit_on_user_error
 
 
@@ -50,11 +51,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--skip-bad', action='store_true', help='leave out images that cannot be read')
     parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: a GPU if there is one)')
-    parser.add_argument(
-        '--trust-checkpoint',
-        action='store_true',
-        help='load checkpoints that hold more than data, and run the code in them',
-    )
+    add_trust(parser)
     return parser.parse_args()
 
 

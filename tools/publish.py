@@ -12,9 +12,6 @@ from inline.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
-    prepare()
-    from inline.engine.publish import FORMATS, publish
-
     parser = OneLineParser(description=__doc__)
     parser.add_argument('checkpoint', type=Path, help='file of training, or a converted one')
     parser.add_argument(
@@ -22,7 +19,7 @@ def main() -> None:
     )
     parser.add_argument(
         '--format',
-        choices=tuple(FORMATS),
+        choices=('safetensors', 'pth'),
         default='safetensors',
         help='of the weights (default: %(default)s)',
     )
@@ -31,6 +28,9 @@ def main() -> None:
     )
     parser.add_argument('--overwrite', action='store_true', help='replace the card and config that are there')
     args = parser.parse_args()
+    prepare()
+    from inline.engine.publish import publish
+
     done = publish(
         args.checkpoint, args.out, args.format, args.config.stem if args.config else None, args.overwrite
     )

@@ -2,13 +2,11 @@
 """Test a checkpoint with the evaluators of its config. Which toolbox tests it, the config says."""
 
 from inline.compat import prepare
+from inline.engine.flags import add_run_flags
 from inline.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
-    prepare()
-    from inline.engine.launch import add_common_arguments, test
-
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
@@ -17,8 +15,12 @@ def main() -> None:
     parser.add_argument(
         '--tta', action='store_true', help='test every image at several scales and flipped (segmentation)'
     )
-    add_common_arguments(parser)
-    test(parser.parse_args())
+    add_run_flags(parser)
+    args = parser.parse_args()
+    prepare()
+    from inline.engine.launch import test
+
+    test(args)
 
 
 if __name__ == '__main__':

@@ -2,16 +2,13 @@
 """Train the model of a config. Which toolbox trains it, the config says."""
 
 from inline.compat import prepare
+from inline.engine.flags import add_run_flags
 from inline.engine.signals import stop_request
 from inline.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
     stop_request.watch()
-    prepare()
-    from inline.engine.launch import add_common_arguments, train
-    from inline.engine.replay import replay
-
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
     parser.add_argument(
@@ -36,8 +33,12 @@ def main() -> None:
         metavar='DUMP',
         help='run the step again at which a training stopped because its loss was not finite, and tell where',
     )
-    add_common_arguments(parser)
+    add_run_flags(parser)
     args = parser.parse_args()
+    prepare()
+    from inline.engine.launch import train
+    from inline.engine.replay import replay
+
     if args.replay is None:
         train(args)
     else:

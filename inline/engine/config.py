@@ -1,11 +1,10 @@
 """Reading a config and checking what it names before anything is built or loaded."""
 
-import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from inline.datasets.imagenet_layout import zip_of
 from inline.engine.check_config import check_options
@@ -15,22 +14,6 @@ from inline.safetensors_files import SUFFIX
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 # What tools/prepare_data.py calls the data sets in these folders.
 PUBLIC_DATA_SETS = {'imagenet': 'imagenet', 'coco': 'coco', 'ade': 'ade20k'}
-
-
-class CfgOptions(DictAction):
-    """``--cfg-options key=value …``, with a word that is no pair told as such."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: list[str],
-        option_string: str | None = None,
-    ) -> None:
-        for value in values:
-            if '=' not in value:
-                parser.error(f'{option_string} {value!r}: must be key=value')
-        super().__call__(parser, namespace, values, option_string)
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:

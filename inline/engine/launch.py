@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from inline.engine.bad_data import guard_data
 from inline.engine.check_config import check_config
 from inline.engine.config import (
-    CfgOptions,
     check_checkpoint,
     check_paths,
     check_resumable,
@@ -32,40 +31,6 @@ from inline.engine.pretrained import check_whole
 from inline.engine.resume import choose_checkpoint, make_resumable
 from inline.engine.safe_loading import install as install_safe_loading
 from inline.errors import UserError
-
-
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that training and testing share."""
-    parser.add_argument(
-        '--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)'
-    )
-    parser.add_argument(
-        '--data-root',
-        default=os.environ.get('INLINE_DATA_ROOT'),
-        metavar='FOLDER',
-        help='folder that holds the data sets, what configs call data/ (default: $INLINE_DATA_ROOT, or data)',
-    )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=CfgOptions,
-        default={},
-        metavar='KEY=VALUE',
-        help='override settings of the config, for example train_dataloader.batch_size=4',
-    )
-    parser.add_argument(
-        '--launcher',
-        choices=('none', 'pytorch', 'slurm', 'mpi'),
-        default='none',
-        help='how several processes are started (default: none)',
-    )
-    parser.add_argument(
-        '--trust-checkpoint',
-        action='store_true',
-        help='load checkpoints that hold more than data, and run the code in them',
-    )
-    # torch.distributed.launch hands this over; torchrun uses the environment.
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
 def read_config(args: argparse.Namespace) -> Config:

@@ -15,7 +15,6 @@ from inline.engine.pretrained import check_whole, read_weights
 from inline.errors import UserError
 from inline.inference.loading import build_model
 
-WHAT = ('model', 'backbone')
 _DETECTOR_SIZE = (800, 1280)
 _SEGMENTOR_SIZE = 512
 

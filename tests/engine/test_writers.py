@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inline.engine import launch
+from inline.engine.flags import add_run_flags
 from tests.conftest import ROOT
 from tests.engine.ranks import run_ranks
 
@@ -33,7 +34,7 @@ def files(folder: Path) -> set[str]:
 def arguments(digit_scenes: Path, *words: str) -> argparse.Namespace:
     """What the command line of the tools gives for a work directory below the current one."""
     parser = argparse.ArgumentParser()
-    launch.add_common_arguments(parser)
+    add_run_flags(parser)
     common = ['--launcher', 'pytorch', '--work-dir', 'work', '--data-root', str(digit_scenes.parent)]
     args = parser.parse_args([*common, *words, '--cfg-options', *OPTIONS])
     args.config = str(CONFIG)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from inline import InLineModel
 from inline.export import agreement
-from tests.conftest import run_tool
+from inline.export.formats import FORMATS
+from tests.conftest import ROOT, run_tool
 from tests.inference.small_models import CLASSES, CONFIGS, read, save_model
 from tests.tools.conftest import Run
 
@@ -214,6 +216,10 @@ def test_a_mistake_gets_one_clear_line(mistake: str, models: dict[str, Model], r
     assert code == 2
     assert len([line for line in errors if 'error: ' in line]) == 1
     assert expected in errors[-1]
+
+
+def test_the_tool_offers_the_formats_there_are() -> None:
+    assert runpy.run_path(str(ROOT / 'tools' / 'export.py'))['KINDS'] == tuple(FORMATS)
 
 
 def test_weights_that_are_not_there_are_named(run_here: Run) -> None:

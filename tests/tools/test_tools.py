@@ -2,15 +2,18 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import ROOT, run_tool
+from tests.conftest import ROOT, run_fresh, run_tool
 
 CLASSIFIER = 'configs/digits/inline-pvt-micro_digits.py'
 MASK_RCNN = 'configs/digits/mask-rcnn_inline-pvt-micro_digits.py'
+# All but what the site's builder calls.
+TOOLS = sorted(path.name for path in (ROOT / 'tools').glob('*.py') if not path.name.startswith('site_'))
 SEMANTIC_FPN = 'configs/digits/semantic-fpn_inline-pvt-micro_digits.py'
 
 
@@ -187,11 +190,20 @@ def test_the_other_digits_configs_train(name: str, digit_scenes: Path, tmp_path:
     assert all(0 < loss < 100 for loss in losses)
 
 
-@pytest.mark.parametrize('tool', ['train.py', 'test.py', 'make_digit_scenes.py', 'demo.py'])
-def test_every_tool_explains_itself(tool: str) -> None:
-    done = run_tool(f'tools/{tool}', '--help')
-    assert done.returncode == 0
+@pytest.mark.parametrize('tool', TOOLS)
+def test_every_tool_starts_and_explains_itself(tool: str) -> None:
+    done = run_fresh([sys.executable, f'tools/{tool}', '--help'])
+    assert done.returncode == 0, done.stderr
     assert 'usage:' in done.stdout
+    description = done.stdout.split('\n\n')[1]
+    assert len(description.split()) > 4
+
+
+@pytest.mark.parametrize('tool', ['train.py', 'test.py', 'export.py', 'predict.py', 'reproduce.py'])
+def test_help_does_not_wait_for_torch(tool: str) -> None:
+    done = run_fresh([sys.executable, '-X', 'importtime', f'tools/{tool}', '--help'])
+    assert 'argparse' in done.stderr
+    assert not re.search(r'\| +torch$', done.stderr, re.MULTILINE)
 
 
 MISTAKES = {
