@@ -8,7 +8,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,20 @@ def run_fresh(
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+@pytest.fixture(autouse=True)
+def no_visualizer_is_left() -> Iterator[None]:
+    """MMEngine keeps visualizers by name, and mmdet's and mmseg's all have one name.
+
+    A process that a later test forks would be given this one's, and wait for ever for its writing thread.
+    """
+    yield
+    visualization = sys.modules.get('mmengine.visualization')
+    kinds = [visualization.Visualizer] if visualization else []
+    for kind in kinds:
+        kind._instance_dict.clear()
+        kinds += kind.__subclasses__()
 
 
 @pytest.fixture(scope='session')
