@@ -8,7 +8,7 @@ python tools/benchmark.py --figure5 work_dirs/figure5
 
 import csv
 import sys
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ COLUMNS = ('model', 'height', 'width', 'latency ms', 'spread', 'images/s', 'batc
 
 
 def main() -> None:
-    parser = OneLineParser(description=__doc__)
+    parser = OneLineParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument('config', nargs='?', help='config file; without it the released models are timed')
     parser.add_argument('--models', nargs='+', metavar='NAME', help='which released models (default: all)')
     parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help='size of the image')
