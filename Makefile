@@ -4,6 +4,8 @@ VENV ?= .venv
 PYTHON ?= python3
 export VENV PYTHON
 RUN := $(VENV)/bin/python
+# That run tests: one more than there are cores, because many wait for processes that they started.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 9)))
 
 .PHONY: help setup demo claims docs test lint format clean
 
@@ -23,7 +25,7 @@ docs: setup  ## build the pages of docs/ into site/; a link that leads nowhere e
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean
 
 test: lint  ## formatter, linter, type checker and all tests
-	$(RUN) -m pytest -n logical --maxprocesses 8
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 lint: setup  ## formatter check, linter and type checker
 	$(RUN) -m ruff format --check .

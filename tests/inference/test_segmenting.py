@@ -1,6 +1,8 @@
 """Rows at a time and tile by tile: the same maps as mmseg's, in less memory."""
 
+import resource
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -19,6 +21,7 @@ from inline.inference import segmenting
 from inline.inference.inputs import Preparation, find_sources
 from inline.inference.segmenting import Tiling, resize_rows, segment, segment_tiles
 from inline.measure.memory import peak_memory
+from tests.engine.ranks import run_ranks
 from tests.inference.small_models import read
 
 
@@ -194,3 +197,20 @@ def test_memory_grows_with_the_pixels_and_with_tiles_hardly() -> None:
     assert 2 < peak(512, 512) / peak(256, 256) < 5
     labels = 8 * (1024 - 256) * 128
     assert peak(1024, 128, tile=128) - peak(256, 128, tile=128) < 2 * labels
+
+
+@pytest.mark.slow
+def test_an_image_of_4096_by_4096_passes_at_once(tmp_path: Path) -> None:
+    """With as many classes as ADE20K has: the logits of all pixels alone would be 10 GB."""
+    cfg = read('segmentation')
+    cfg.model.decode_head.update(num_classes=150, loss_decode={'type': 'CrossEntropyLoss'})
+    model = InLineModel(cfg, device='cpu')
+
+    def work() -> tuple[tuple[int, ...], int, int]:
+        labels = model(photo(4096, 4096), full_size=True)[0].sample.pred_sem_seg.data
+        return tuple(labels.shape), len(labels.unique()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    ((shape, count, kilobytes),) = run_ranks(1, work, tmp_path / 'ranks')
+    assert shape == (1, 4096, 4096)
+    assert count > 1
+    assert kilobytes < 8e6

@@ -5,13 +5,13 @@ import torch
 
 from tests.models.families import FAMILIES, build
 
-PYRAMID = {'embed_dims': (8, 16), 'depths': (1, 1), 'num_heads': (2, 2), 'mlp_ratios': (2, 2)}
+STAGE = {'embed_dims': (8,), 'depths': (1,), 'num_heads': (2,), 'mlp_ratios': (2,)}
 SMALL = {
     'InLineDeiT': {'embed_dims': 8, 'depth': 1, 'num_heads': 2},
-    'InLinePVT': PYRAMID,
-    'InLineSwin': {**PYRAMID, 'inline_depths': (1, 0)},
+    'InLinePVT': STAGE,
+    'InLineSwin': {**STAGE, 'depths': (2,), 'inline_depths': (1,)},
     # Not its stripes as well: torch takes a minute to reason about their sizes.
-    'InLineCSwin': PYRAMID,
+    'InLineCSwin': STAGE,
 }
 
 

@@ -69,7 +69,7 @@ def test_rows_are_trained_once_tested_and_compared(digit_scenes: Path, tmp_path:
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(digit_scenes: Path, tmp_path: Path) -> None:
-    command = words(tmp_path, digit_scenes.parent, 60, '--train', '--row', 'inline-pvt-nano')
+    command = words(tmp_path, digit_scenes.parent, 30, '--train', '--row', 'inline-pvt-nano')
     folder = tmp_path / 'work' / 'digits' / 'inline-pvt-nano'
     process = subprocess.Popen(
         [sys.executable, *map(str, command)],
