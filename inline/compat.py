@@ -1,6 +1,7 @@
 """Cures for the places where the pinned stack does not fit together. Call :func:`prepare` before a
 toolbox is imported or a config is read."""
 
+import logging
 import os
 import pickle
 import tempfile
@@ -16,6 +17,7 @@ def prepare() -> None:
     _import_yapf()
     _name_mmseg()
     _find_base_configs_at_once()
+    _keep_debug_messages_quiet()
 
 
 def _import_torchvision() -> None:
@@ -82,6 +84,25 @@ def _find_base_configs_at_once() -> None:
 
     find.skips_bases = True  # type: ignore[attr-defined]
     config._get_external_cfg_path = find
+
+
+def _keep_debug_messages_quiet() -> None:
+    """Let messages of level DEBUG that name no logger be silent: MMEngine prints them whatever the level.
+
+    Otherwise every run begins with "Could not import OneDL", which nothing here needs.
+    """
+    from mmengine import logging as mmengine_logging
+
+    print_log = mmengine_logging.print_log
+    if getattr(print_log, 'skips_debug', False):
+        return
+
+    def print_unless_debug(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
+        if logger is not None or level > logging.DEBUG:
+            print_log(msg, logger, level)
+
+    print_unless_debug.skips_debug = True  # type: ignore[attr-defined]
+    mmengine_logging.print_log = print_unless_debug
 
 
 def check_operators() -> None:

@@ -1,12 +1,13 @@
 """Mistakes of the user, told in one line instead of a traceback."""
 
 import argparse
+import difflib
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # MMEngine puts one of these before the message for every module on the way to the one that failed.
 _BUILD_PREFIX = re.compile(r'^(class `\w+` in [\w/.]+: )+')
@@ -29,7 +30,20 @@ class UnreadableError(BadDataError):
 class OneLineParser(argparse.ArgumentParser):
     """Reports a mistake on the command line as a :class:`UserError`, without the usage."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        if 'arguments are required' in message:
+            # A flag that is misspelt is missing, too: what was written says more than what was not.
+            flags = (word.split('=')[0] for word in self._words if word.startswith('--'))
+            known = list(self._option_string_actions)
+            for flag in flags:
+                if not any(name.startswith(flag) for name in known):
+                    close = difflib.get_close_matches(flag, known, n=1)
+                    hint = f', did you mean {close[0]}?' if close else ''
+                    raise UserError(f'unrecognized argument {flag}{hint}')
         raise UserError(message)
 
 

@@ -166,6 +166,24 @@ class InLineBackbone(
         return ModelCard(_CARD.format(summary=self._describe()))
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> 'InLineBackbone':
+        """The mixin's, but a folder that is not there is told before the network is asked."""
+        name = str(pretrained_model_name_or_path)
+        path = Path(name)
+        # On the Hub a name is user/model.
+        is_local = name.startswith(('.', '/', '~')) or name.count('/') > 1
+        if not path.is_dir() and (is_local or ('/' in name and path.parent.is_dir())):
+            raise UserError(f'folder {name!r} does not exist')
+        try:
+            model: InLineBackbone = super().from_pretrained(pretrained_model_name_or_path, **options)
+        except OSError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f'{name!r} is no folder, and as a model of the Hugging Face Hub cannot be fetched: {reason}'
+            ) from error
+        return model
+
+    @classmethod
     def _from_pretrained(
         cls,
         *,

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from inline.compat import prepare
-from tests.warm import run_warm
+from tests.warm import run_warm, spare_time
 
 prepare()
+spare_time()
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,5 +1,6 @@
 """The cures act where something is broken, and leave alone what works."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -81,6 +82,14 @@ def test_bases_are_found_without_a_search_and_models_with_one(
     (tmp_path / 'model.py').write_text("_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'")
     assert load_config(tmp_path / 'model.py').model.type == 'RetinaNet'
     assert search.call_args.args[1] == 'retinanet/retinanet_r50_fpn_1x_coco'
+
+
+def test_what_nobody_asked_for_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from mmengine.logging import print_log
+
+    print_log('for those who look for mistakes', level=logging.DEBUG)
+    print_log('for all')
+    assert capsys.readouterr().out == 'for all\n'
 
 
 def test_mmcv_has_its_compiled_operators() -> None:

@@ -383,3 +383,16 @@ def test_a_folder_may_have_one_file_of_any_name(tmp_path: Path) -> None:
         find_weights(str(tmp_path))
     (tmp_path / 'model.safetensors').touch()
     assert find_weights(str(tmp_path)).name == 'model.safetensors'
+
+
+@pytest.mark.parametrize('name', ['out/gone', '/gone', './gone', 'a/b/c'])
+def test_a_folder_that_is_not_there_is_told_without_the_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'out').mkdir()
+    monkeypatch.setattr(
+        huggingface_hub.PyTorchModelHubMixin, 'from_pretrained', lambda *_, **__: pytest.fail('asked')
+    )
+    with pytest.raises(UserError, match=f"folder '{name}' does not exist"):
+        InLineBackbone.from_pretrained(name)

@@ -3,7 +3,9 @@
 import importlib
 
 from inline.compat import prepare
+from tests.warm import spare_time
 
 prepare()
+spare_time()
 for _name in ('mmpretrain.apis', 'mmdet.apis', 'mmseg.apis', 'inline.engine.launch', 'inline.inference'):
     importlib.import_module(_name)

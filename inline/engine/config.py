@@ -1,5 +1,6 @@
 """Reading a config and checking what it names before anything is built or loaded."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ PUBLIC_DATA_SETS = {'imagenet': 'imagenet', 'coco': 'coco', 'ade': 'ade20k'}
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
     """Read a config file, override some of its settings, and check that it names a toolbox."""
     if not Path(path).is_file():
-        raise UserError(
-            f'config {str(path)!r} does not exist: give the path of a file such as those in configs/'
-        )
+        near = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
+        close = difflib.get_close_matches(str(path), near, n=1)
+        hint = f'did you mean {close[0]}?' if close else 'give the path of a file such as those in configs/'
+        raise UserError(f'config {str(path)!r} does not exist: {hint}')
     try:
         cfg = Config.fromfile(str(path))
     except (FileNotFoundError, KeyError, SyntaxError, TypeError) as error:

@@ -17,9 +17,10 @@ PIPELINES = {
     'mmseg': 'image-segmentation',
 }
 _SHOWN_CLASSES = 10
+_CONFIGS = ROOT / 'configs'
 
 
-def find_entry(name: str, configs: Path = ROOT / 'configs') -> dict[str, Any] | None:
+def find_entry(name: str, configs: Path = _CONFIGS) -> dict[str, Any] | None:
     """What a metafile says of a config, named with or without its batch and data set."""
     for path in sorted(configs.glob('*/metafile.yml')):
         for entry in yaml.safe_load(path.read_text())['Models']:
@@ -84,10 +85,11 @@ def _facts(
 ) -> list[str]:
     facts = [
         f'- file: `{file}`, sha256 `{digest}`',
-        f'- {parameters / 1e6:.2f} M numbers; the weights are {weights}',
+        f'- {parameters / 1e6:.2f} M parameters; the weights are {weights}',
     ]
     if 'iter' in meta:
-        facts.append(f'- trained for {meta["iter"]} iterations ({meta.get("epoch", 0)} epochs)')
+        epochs = f' ({meta["epoch"]} epochs)' if meta.get('epoch') else ''
+        facts.append(f'- trained for {meta["iter"]} iterations{epochs}')
     if entry is not None:
         facts.append(f'- config: `{entry["Config"]}`, for {entry["Metadata"]["Training Data"]}')
     classes = (meta.get('dataset_meta') or {}).get('classes')
@@ -121,8 +123,12 @@ def _table(figures: Mapping[str, Any]) -> str:
 
 
 def _usage(name: str, file: str, entry: Mapping[str, Any] | None, plain: bool) -> str:
-    config = entry['Config'] if entry is not None else f'{name}.py'
-    lines = ['```bash', f'python tools/test.py {config} {file}', '```']
+    known = sorted(_CONFIGS.rglob(f'{name}.py'))
+    config = known[0].relative_to(_CONFIGS.parent) if known else f'{name}.py'
+    if entry is not None:
+        config = entry['Config']
+    lines = ['In a clone of the repository:', '', '```bash']
+    lines += [f'python tools/test.py {config} PATH_OF_THIS_FOLDER/{file}', '```']
     if plain:
         lines += [
             '',

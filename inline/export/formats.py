@@ -164,6 +164,11 @@ def write_int8(path: Path, quantised: Path) -> None:
         for node in model.graph.node
         if node.op_type in ('MatMul', 'Gemm') and len(node.input) > 1 and node.input[1] in matrices
     ]
-    quantize_dynamic(
-        model, quantised, nodes_to_quantize=linear, weight_type=QuantType.QInt8, per_channel=True
-    )
+    # It advises shape inference, which the exporter did.
+    logging.disable(logging.WARNING)
+    try:
+        quantize_dynamic(
+            model, quantised, nodes_to_quantize=linear, weight_type=QuantType.QInt8, per_channel=True
+        )
+    finally:
+        logging.disable(logging.NOTSET)

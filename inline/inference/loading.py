@@ -68,8 +68,10 @@ def _by_name(name: str) -> Path:
             f'config {name!r} is the name of {len(found)} files: choose by path, such as {several}'
         )
     if not found:
-        close = difflib.get_close_matches(name, known, n=_SHOWN)
-        hint = f'did you mean {", ".join(close)}?' if close else 'give its path, or a name as in configs/'
+        # A file is known by two names.
+        close = {known[key][0]: key for key in difflib.get_close_matches(name, known, n=_SHOWN)[::-1]}
+        names = ', '.join([*close.values()][::-1])
+        hint = f'did you mean {names}?' if close else 'give its path, or a name as in configs/'
         raise UserError(f'config {name!r} does not exist: {hint}')
     return found[0]
 

@@ -110,6 +110,8 @@ class InLineModel:
         for name, given in (('tile', tile), ('full_size', full_size), ('keep_logits', keep_logits)):
             if given and self.task != 'segmentation':
                 raise UserError(f'{name} is for segmentation: this model does {self.task}')
+        if tile is not None and full_size:
+            raise UserError('tile and full_size: give one of them, tiles are of the image in its own size')
         if overlap and tile is None:
             raise UserError(f'overlap {overlap} needs tile')
         tiling = None if tile is None else Tiling(tile, overlap)

@@ -150,8 +150,12 @@ def _written(output: Output) -> Iterator[Output]:
     output.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield output
-    finally:
-        output.write_json()
+    except BaseException:
+        # Where the first image failed there is nothing to say, and the folder stays free for another try.
+        if any(output.folder.iterdir()):
+            output.write_json()
+        raise
+    output.write_json()
 
 
 def _find_once(inputs: Sequence[str], out: Path) -> list[Source]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import cv2
 from mmengine.structures import BaseDataElement
@@ -95,6 +95,11 @@ class PredictionStream:
 
     def __next__(self) -> Prediction:
         return next(self._predictions)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            'the predictions of a folder come one after the other: go through them, or give a list of files'
+        )
 
     def save(self, folder: str | Path, score_thr: float = DEFAULT_SCORE_THR) -> list[Path]:
         """Draw each image into a file of its own below a folder."""

@@ -22,9 +22,7 @@ from mmcv.transforms import BaseTransform
 from mmengine.hooks import Hook
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import HOOKS, OPTIM_WRAPPERS, TRANSFORMS
-from mmengine.runner import Runner
 from mmpretrain.utils import register_all_modules
-from yapf.yapflib import yapf_api
 
 from inline import whole_files
 from inline.engine import checkpoints
@@ -170,7 +168,6 @@ class Runs:
                     MASTER_ADDR='127.0.0.1',
                     MASTER_PORT=str(port),
                 )
-            _spare_time()
             _count_points(self.shared, plan.points if rank == plan.rank else None)
             if plan.patch is not None:
                 plan.patch()
@@ -204,12 +201,6 @@ class Runs:
             no_validate=False,
             auto_scale_lr=False,
         )
-
-
-def _spare_time() -> None:
-    """Leave out what takes most of a short run: MMEngine's report of the machine, and tidy configs."""
-    Runner._log_env = lambda *_: None
-    yapf_api.FormatCode = lambda text, **_: (text, True)
 
 
 def _count_points(shared: mmap.mmap, kill_at: int | None) -> None:

@@ -33,6 +33,9 @@ def test_options_override_settings() -> None:
 
 
 def test_bad_configs_are_told_in_one_line(tmp_path: Path) -> None:
+    mistyped = ROOT / 'configs' / 'digits' / 'inline-pvt-micro_digit.py'
+    with pytest.raises(UserError, match=r'does not exist: did you mean .*/inline-pvt-micro_digits\.py\?'):
+        load_config(mistyped)
     with pytest.raises(UserError, match=r"config 'nowhere\.py' does not exist"):
         load_config('nowhere.py')
     with pytest.raises(UserError, match='cannot be read'):

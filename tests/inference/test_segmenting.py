@@ -183,6 +183,8 @@ def test_tiles_and_full_size_leave_out_the_resizing() -> None:
     assert model(image)[0].img_shape == (32, 48)
     assert model(image, full_size=True)[0].img_shape == (64, 96)
     assert model(image, tile=48)[0].img_shape == (64, 96)
+    with pytest.raises(UserError, match='tile and full_size: give one of them'):
+        model(image, tile=48, full_size=True)
 
 
 def test_memory_grows_with_the_pixels_and_with_tiles_hardly() -> None:
@@ -191,7 +193,7 @@ def test_memory_grows_with_the_pixels_and_with_tiles_hardly() -> None:
 
     def peak(height: int, width: int, tile: int | None = None) -> int:
         image = photo(height, width)
-        return peak_memory(lambda: model(image, full_size=True, tile=tile))
+        return peak_memory(lambda: model(image, full_size=tile is None, tile=tile))
 
     # Four times the pixels: 16 times the pairs of tokens.
     assert 2 < peak(512, 512) / peak(256, 256) < 5
@@ -203,7 +205,10 @@ def test_memory_grows_with_the_pixels_and_with_tiles_hardly() -> None:
 def test_an_image_of_4096_by_4096_passes_at_once(tmp_path: Path) -> None:
     """With as many classes as ADE20K has: the logits of all pixels alone would be 10 GB."""
     cfg = read('segmentation')
-    cfg.model.decode_head.update(num_classes=150, loss_decode={'type': 'CrossEntropyLoss'})
+    cfg.model.neck.out_channels = 16
+    cfg.model.decode_head.update(
+        in_channels=[16] * 4, channels=16, num_classes=150, loss_decode={'type': 'CrossEntropyLoss'}
+    )
     model = InLineModel(cfg, device='cpu')
 
     def work() -> tuple[tuple[int, ...], int, int]:

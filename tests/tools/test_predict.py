@@ -184,3 +184,8 @@ def test_missing_images_and_checkpoints_are_told(
     assert code == 2
     assert errors[-1].startswith("error: checkpoint 'gone.pth' does not exist")
     assert predict(CONFIGS['classification'])[0] == 2
+    # Nothing is left that would stand in the way of another try.
+    (tmp_path / 'half.jpg').write_bytes(b'no image')
+    words = [CONFIGS['classification'], checkpoints['classification'], tmp_path / 'half.jpg', *out]
+    assert predict(*words)[0] == 2
+    assert files_below(tmp_path / 'out') == []
