@@ -28,8 +28,10 @@ class Parsed(BaseException):
 def main() -> None:
     jobs, results = Path(sys.argv[1]), Path(sys.argv[2])
     from inline.compat import prepare
+    from tests.warm import spare_time
 
     prepare()
+    spare_time()
     # What nearly every tool imports: the forks need not do it again.
     for toolbox in ('mmpretrain', 'mmdet', 'mmseg'):
         importlib.import_module(f'{toolbox}.apis')

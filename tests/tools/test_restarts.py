@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT, run_tool
 
 CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
-STEPS = 120
+STEPS = 70
 
 
 def options(data: Path, work_dir: Path) -> list[str]:
