@@ -1,6 +1,7 @@
 """Trainings and tests by the tools, as processes of their own, in folders that can be taken up again."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -54,7 +55,7 @@ class Run:
 
     def identity(self) -> str:
         """A digest of what the outcome depends on: settings, starting weights, and what was named."""
-        parts = [load_config(self.config).dump(), *self.options, *self.flags, self.depends_on]
+        parts = [settings_of(self.config), *self.options, *self.flags, self.depends_on]
         if self.pretrained is not None:
             parts.append(file_digest(self.pretrained))
         return hashlib.sha256('\n'.join(parts).encode()).hexdigest()
@@ -152,6 +153,11 @@ def run_all(runs: Sequence[Run], width: int) -> None:
 
 def clock(seconds: float) -> str:
     return f'{int(seconds) // 60}:{int(seconds) % 60:02d}'
+
+
+def settings_of(config: Path) -> str:
+    """All settings of a config; not its own text, which depends on the version of the formatter."""
+    return json.dumps(load_config(config).to_dict(), sort_keys=True, default=repr)
 
 
 def file_digest(path: Path) -> str:

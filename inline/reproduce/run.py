@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inline.engine import environment
-from inline.engine.config import check_checkpoint, load_config
+from inline.engine.config import check_checkpoint
 from inline.engine.logs import read_test_metrics, scaled
-from inline.engine.runs import ROOT, Run, call, file_digest, tool_command
+from inline.engine.runs import ROOT, Run, call, file_digest, settings_of, tool_command
 from inline.errors import UserError
 from inline.reproduce.measured import append_measured, find_measured
 from inline.reproduce.tables import Row
@@ -85,7 +85,7 @@ def _test(row: Row, request: Request) -> dict[str, str]:
             path = f'checkpoints/{row.released}.pth'
             hint = f'; `python tools/convert_checkpoint.py {row.released} {path}` fetches them'
         raise UserError(f'testing {row.name} needs its trained weights: give them with --weights{hint}')
-    parts = [load_config(row.config).dump(), *request.options, file_digest(request.weights)]
+    parts = [settings_of(row.config), *request.options, file_digest(request.weights)]
     digest = hashlib.sha256('\n'.join(parts).encode()).hexdigest()
     known = find_measured(row, request.results, digest[:SHORT])
     if known is not None and not request.again:
