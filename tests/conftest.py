@@ -5,6 +5,7 @@ import os
 # One thread a process: tests start processes of their own, and threads that wait for a busy core are
 # many times slower than one thread.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+os.environ['ORT_DISABLE_TELEMETRY'] = '1'
 
 import subprocess
 import sys

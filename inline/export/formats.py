@@ -95,9 +95,16 @@ def write_onnx(
     exported.save(path, external_data=False)
 
 
-def load_onnx(path: Path) -> Run:
+def import_runtime() -> Any:
+    """ONNX Runtime, told before its import not to give the machine an id and report its use."""
+    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
     import onnxruntime
 
+    return onnxruntime
+
+
+def load_onnx(path: Path) -> Run:
+    onnxruntime = import_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
@@ -151,6 +158,8 @@ FORMATS = {
 def write_int8(path: Path, quantised: Path) -> None:
     """An ONNX file whose linear layers have int8 weights; inputs of a layer are rounded as they come."""
     import onnx
+
+    import_runtime()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(path)

@@ -1,5 +1,7 @@
 """Small models of every family as files for any size, run at sizes and batches other than the example's."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from inline.export.agreement import TOLERANCE, check_agreement
 from inline.export.formats import FORMATS, load_onnx, size_of_example, trace
 from inline.export.model import Features
+from tests.conftest import run_fresh
 from tests.models.families import FAMILIES, build
 
 # In Swin a block with InLine, then one with softmax in windows; in CSwin one with softmax in stripes.
@@ -46,3 +49,13 @@ def test_onnx_runtime_agrees_at_any_size(family: str, tmp_path: Path) -> None:
     FORMATS['torch-export'].write(program, network.outputs, {}, tmp_path / 'model.pt2')
     run = FORMATS['torch-export'].load(tmp_path / 'model.pt2')
     assert check_agreement(network, run, SHAPES, 3) <= TOLERANCE
+
+
+def test_onnx_runtime_leaves_no_id_of_the_machine(tmp_path: Path) -> None:
+    env = {**os.environ, 'HOME': str(tmp_path)}
+    env.pop('ORT_DISABLE_TELEMETRY')
+    code = 'from inline.export.formats import import_runtime; print(import_runtime().__version__)'
+    done = run_fresh([sys.executable, '-c', code], env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert [path for path in tmp_path.rglob('*') if path.is_file()] == []
