@@ -13,7 +13,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -69,7 +71,7 @@ class ForkedTool:
             for stream, descriptor in ((stdout, 1), (stderr, 2)):
                 if stream is not None:
                     os.dup2(stream.fileno(), descriptor)
-            os._exit(_exit_code(command[1:], env))
+            os._exit(_run_tool(command[1:], env))
 
     def poll(self) -> int | None:
         return self._collect(os.WNOHANG)
@@ -95,7 +97,7 @@ def _run(words: list[str], folder: str, env: dict[str, str], out: str, err: str)
     from inline.engine import runs
 
     runs.subprocess = SimpleNamespace(Popen=ForkedTool, run=_run_forked)  # type: ignore[assignment]
-    sys.exit(_exit_code(words, env))
+    sys.exit(_run_tool(words, env))
 
 
 def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) -> Any:
@@ -107,20 +109,28 @@ def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) 
     return tool
 
 
-def _exit_code(words: Sequence[str], env: Mapping[str, str]) -> int:
+def _run_tool(words: Sequence[str], env: Mapping[str, str]) -> int:
     os.environ.clear()
     os.environ.update(env)
     sys.argv = list(words)
+    code = exit_code(partial(runpy.run_path, words[0], run_name='__main__'))
+    with contextlib.suppress(SystemExit):
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    """What Python would exit with after `work`."""
     code: Any = 0
     try:
-        runpy.run_path(words[0], run_name='__main__')
+        work()
     except SystemExit as stop:
         code = stop.code
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        traceback.print_exc()
         code = 1
-    with contextlib.suppress(SystemExit):
-        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     return code if isinstance(code, int) else int(code is not None)

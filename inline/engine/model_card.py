@@ -123,10 +123,11 @@ def _table(figures: Mapping[str, Any]) -> str:
 
 
 def _usage(name: str, file: str, entry: Mapping[str, Any] | None, plain: bool) -> str:
-    known = sorted(_CONFIGS.rglob(f'{name}.py'))
-    config = known[0].relative_to(_CONFIGS.parent) if known else f'{name}.py'
     if entry is not None:
         config = entry['Config']
+    else:
+        known = sorted(_CONFIGS.rglob(f'{name}.py'))
+        config = known[0].relative_to(_CONFIGS.parent) if known else f'{name}.py'
     lines = ['In a clone of the repository:', '', '```bash']
     lines += [f'python tools/test.py {config} PATH_OF_THIS_FOLDER/{file}', '```']
     if plain:

@@ -12,10 +12,11 @@ import runpy
 import shlex
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.warm import exit_code
 
 # argparse alone can tell what a tool takes, and a tool has read all its words when it leaves the parser.
 _parse_args = argparse.ArgumentParser.parse_args
@@ -27,14 +28,8 @@ class Parsed(BaseException):
 
 def main() -> None:
     jobs, results = Path(sys.argv[1]), Path(sys.argv[2])
-    from inline.compat import prepare
-    from tests.warm import spare_time
-
-    prepare()
-    spare_time()
     # What nearly every tool imports: the forks need not do it again.
-    for toolbox in ('mmpretrain', 'mmdet', 'mmseg'):
-        importlib.import_module(f'{toolbox}.apis')
+    importlib.import_module('tests.warm_imports')
     kinds: dict[str, Callable[[Any], None]] = {'parse': parse, 'run': run, 'code': execute}
     done = [
         in_a_process(lambda job=job: kinds[job['kind']](job['what']), Path(job['folder']))
@@ -59,20 +54,6 @@ def in_a_process(work: Callable[[], None], folder: Path) -> tuple[int, str]:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         output.seek(0)
         return code, output.read()
-
-
-def exit_code(work: Callable[[], None]) -> int:
-    try:
-        work()
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
 
 
 def parse(words: Sequence[str]) -> None:
