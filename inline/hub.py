@@ -169,13 +169,11 @@ class InLineBackbone(
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> 'InLineBackbone':
         """The mixin's, but a folder that is not there is told before the network is asked."""
         name = str(pretrained_model_name_or_path)
-        path = Path(name)
-        # On the Hub a name is user/model.
-        is_local = name.startswith(('.', '/', '~')) or name.count('/') > 1
-        if not path.is_dir() and (is_local or ('/' in name and path.parent.is_dir())):
-            raise UserError(f'folder {name!r} does not exist')
+        prefix, hub_name = _split_prefix(name)
+        if not prefix and not Path(name).is_dir() and not _may_be_on_hub(name):
+            raise UserError(f'folder {name!r} does not exist, and a model of the Hub is named user/model')
         try:
-            model: InLineBackbone = super().from_pretrained(pretrained_model_name_or_path, **options)
+            model: InLineBackbone = super().from_pretrained(hub_name, **options)
         except OSError as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
@@ -317,13 +315,11 @@ def find_weights(source: str, **download: Any) -> Path:
 
     ``download`` are options of ``hf_hub_download``.
     """
-    prefix = next((prefix for prefix in HUB_PREFIXES if source.startswith(prefix)), None)
+    prefix, name = _split_prefix(source)
     path = Path(source)
-    if prefix is None and path.is_dir():
+    if not prefix and path.is_dir():
         return path / _choose([file.name for file in path.iterdir()], source)
-    name = source.removeprefix(prefix or '')
-    is_name = name.count('/') == 1 and not path.suffix and not source.startswith(('/', '.', '~'))
-    if prefix is None and (path.exists() or not is_name):
+    if not prefix and (path.suffix or path.exists() or not _may_be_on_hub(source)):
         return path
     try:
         from huggingface_hub import HfApi, hf_hub_download
@@ -345,6 +341,17 @@ def find_weights(source: str, **download: Any) -> Path:
         raise UserError(
             f'{source!r} is no file here, and as a model of the Hugging Face Hub cannot be fetched: {reason}'
         ) from error
+
+
+def _split_prefix(source: str) -> tuple[str, str]:
+    """What marks a name of the Hub, or nothing, and the name."""
+    prefix = next((prefix for prefix in HUB_PREFIXES if source.startswith(prefix)), '')
+    return prefix, source.removeprefix(prefix)
+
+
+def _may_be_on_hub(name: str) -> bool:
+    """Whether it is written user/model, and not in a folder that is here."""
+    return name.count('/') == 1 and not name.startswith(('/', '.', '~')) and not Path(name).parent.is_dir()
 
 
 def _choose(files: Sequence[str], source: str) -> str:

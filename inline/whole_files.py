@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from inline.errors import UserError
+
 _PART = re.compile(r'\..+\.\d+\.part')
 
 
@@ -41,6 +43,15 @@ def whole_file(path: str | Path) -> Iterator[Path]:
             part.unlink()
         raise
     _sync_folder(path.parent)
+
+
+def make_folder(flag: str, path: Path) -> Path:
+    """The folder to write to that `flag` names, made before any work is done."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'{flag} {str(path)!r} cannot be a folder: {error.strerror}') from error
+    return path
 
 
 def remove_leftovers(folder: str | Path) -> list[str]:

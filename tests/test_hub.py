@@ -97,7 +97,7 @@ torch.save({'state_dict': model.state_dict()}, sys.argv[1] + '/w.pth')
 inline.create_backbone('inline_deit_tiny', pretrained=sys.argv[1] + '/w.pth')
 for action in (
     lambda: model.save_pretrained('x'),
-    lambda: inline.InLineBackbone.from_pretrained('x'),
+    lambda: inline.InLineBackbone.from_pretrained('user/model'),
     lambda: model.push_to_hub('x'),
     lambda: inline.create_backbone('inline_deit_tiny', pretrained='user/model'),
     lambda: inline.create_backbone('inline_deit_tiny', pretrained='w.safetensors'),
@@ -385,7 +385,7 @@ def test_a_folder_may_have_one_file_of_any_name(tmp_path: Path) -> None:
     assert find_weights(str(tmp_path)).name == 'model.safetensors'
 
 
-@pytest.mark.parametrize('name', ['out/gone', '/gone', './gone', 'a/b/c'])
+@pytest.mark.parametrize('name', ['gone', 'out/gone', '/gone', './gone', 'a/b/c'])
 def test_a_folder_that_is_not_there_is_told_without_the_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,3 +396,10 @@ def test_a_folder_that_is_not_there_is_told_without_the_network(
     )
     with pytest.raises(UserError, match=f"folder '{name}' does not exist"):
         InLineBackbone.from_pretrained(name)
+    assert find_weights(name) == Path(name), 'a file that is not there, which reading it tells'
+
+
+def test_the_mark_of_the_hub_is_not_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.PyTorchModelHubMixin, 'from_pretrained', lambda name: name)
+    assert InLineBackbone.from_pretrained('hf_hub:user/model') == 'user/model'
+    assert InLineBackbone.from_pretrained('user/model') == 'user/model'

@@ -17,6 +17,7 @@ from inline.compat import prepare
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import describe_machine, prepare_for_timing
 from inline.measure.models import DTYPES, Settings, measure
+from inline.whole_files import make_folder
 
 ACCURACIES = Path(__file__).resolve().parents[1] / 'results' / 'paper' / 'imagenet.csv'
 # Height and width where the config does not decide: what papers report.
@@ -97,7 +98,7 @@ def released(args: Namespace) -> list[tuple[str, nn.Module, tuple[int, int]]]:
 def make_figure5(folder: Path, settings: Settings, threads: int) -> None:
     from inline.measure.figure5 import draw_figure5, measure_figure5, write_points
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder('--figure5', folder)
     conditions = f'{describe_machine()}; threads: {threads}, {settings.dtype}, batch: {settings.batch}'
     points = []
     for point in measure_figure5(ACCURACIES, settings, conditions):

@@ -4,6 +4,7 @@
 Attention counts at its true cost: InLine grows with the number of tokens, softmax with its square.
 """
 
+from inline.columns import align
 from inline.compat import prepare
 from inline.engine.flags import add_cfg_options
 from inline.errors import OneLineParser, UserError, exit_on_user_error
@@ -35,12 +36,12 @@ def main() -> None:
     shape = tuple(args.shape or usual)
     if min(shape) < 1:
         raise UserError(f'--shape {shape[0]} {shape[1]}: must be two sizes in pixels')
-    costs = count_config(cfg, shape)
-    width = max(len(cost.part) for cost in costs)
+    rows = [
+        [cost.part, f'{cost.parameters / 1e6:.2f}', f'{cost.multiply_adds / 1e9:.2f}']
+        for cost in count_config(cfg, shape)
+    ]
     print(f'input {shape[0]}×{shape[1]}')
-    print(f'{"part":<{width}}  {"params (M)":>10}  {"FLOPs (G)":>10}')
-    for cost in costs:
-        print(f'{cost.part:<{width}}  {cost.parameters / 1e6:>10.2f}  {cost.multiply_adds / 1e9:>10.2f}')
+    print(*align([['part', 'params (M)', 'FLOPs (G)'], *rows], right=[1, 2]), sep='\n')
 
 
 if __name__ == '__main__':

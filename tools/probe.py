@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 from inline.analysis.probe_runs import draw, perform, plan_runs, table_rows
 from inline.analysis.probes import MIXER_ROWS, PROBES, STEPS
-from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.columns import align
+from inline.errors import OneLineParser, exit_on_user_error
+from inline.whole_files import make_folder
 
 
 def main() -> None:
@@ -22,7 +24,7 @@ def main() -> None:
     tasks, mixers = args.task or list(PROBES), args.mixer or list(MIXER_ROWS)
     runs = plan_runs(tasks, mixers, args.seeds, args.steps)
     tasks, mixers = ([*dict.fromkeys(names)] for names in (tasks, mixers))
-    make_folder(args.out)
+    make_folder('--out', args.out)
     scores = perform(
         runs,
         args.out / 'runs.csv',
@@ -33,7 +35,7 @@ def main() -> None:
     with (args.out / 'table.csv').open('w', newline='') as file:
         csv.writer(file, lineterminator='\n').writerows(rows)
     draw(scores, tasks, mixers, args.out / 'probes.png')
-    print_table(rows)
+    print(*align(rows, right=range(1, len(rows[0]))), sep='\n')
     print(f'seeds: {args.seeds}, steps: {args.steps}; {args.out}: table.csv, probes.png, runs.csv')
 
 
@@ -53,21 +55,6 @@ def parse_args() -> argparse.Namespace:
         '--workers', type=int, default=cores, metavar='N', help='processes (default: the cores there are)'
     )
     return parser.parse_args()
-
-
-def make_folder(path: Path) -> None:
-    """Before anything is trained."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f'--out {str(path)!r} cannot be a folder: {error.strerror}') from error
-
-
-def print_table(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [f'{cell:>{width}}' for cell, width in zip(others, widths[1:], strict=True)]
-        print('  '.join([f'{first:<{widths[0]}}', *cells]))
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inline.columns import align
 from inline.compat import prepare
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
@@ -85,7 +86,7 @@ def list_rows(args: argparse.Namespace) -> None:
                     format_figures(row, find_measured(row, args.results) or {}),
                 ]
             )
-        print(f'{table.name}\n{align(lines)}\n')
+        print(table.name, *align(lines), '', sep='\n')
 
 
 def show_row(args: argparse.Namespace) -> None:
@@ -143,7 +144,7 @@ def run_rows(args: argparse.Namespace) -> None:
     lines = [['row', 'metric', 'expected', 'measured', 'difference']]
     for row in rows:
         lines += compare(row, measure(row, request))
-    print(f'\n{align(lines)}\nall runs: {args.results / f"{table.name}.csv"}')
+    print('', *align(lines), f'all runs: {args.results / f"{table.name}.csv"}', sep='\n')
 
 
 def compare(row: 'Row', measured: Mapping[str, str]) -> list[list[str]]:
@@ -167,14 +168,6 @@ def format_figures(row: 'Row', values: Mapping[str, object]) -> str:
     """For example «box AP 43.4, mask AP 39.1»; what is not known is left out."""
     known = [(m.title, values[m.column]) for m in row.metrics if values.get(m.column) not in (None, '')]
     return ', '.join(f'{title} {value}' for title, value in known) or UNKNOWN
-
-
-def align(lines: list[list[str]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    return '\n'.join(
-        '  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
 
 
 if __name__ == '__main__':

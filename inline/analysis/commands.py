@@ -18,9 +18,10 @@ from inline.analysis.locality import Locality, layer_locality
 from inline.analysis.maps import LayerMaps, Pixel, check_query, layer_maps
 from inline.analysis.masking import Mask, check_maskable, masked
 from inline.analysis.subjects import Batch, Subject, count_batch, read_image, read_subject, sample_images
-from inline.analysis.tables import Cell, format_table, make_folder, write_csv
+from inline.analysis.tables import Cell, format_table, write_csv
 from inline.errors import UserError
 from inline.models.mixers.base import Part
+from inline.whole_files import make_folder
 
 PERCENT = 100
 
@@ -56,7 +57,7 @@ def read_models(args: argparse.Namespace) -> list[tuple[Subject, DataLoader[Any]
 
 def run_illustration(args: argparse.Namespace) -> None:
     shown = illustrate()
-    folder = make_folder(args.out)
+    folder = make_folder('--out', args.out)
     write_csv(
         folder / 'illustration.csv',
         ('attention', 'query length', 'key', 'weight'),
@@ -77,7 +78,7 @@ def run_injectivity(args: argparse.Namespace) -> None:
     if not args.tolerance > 0:
         raise UserError(f'--tolerance {args.tolerance}: must be greater than 0')
     models = read_models(args)
-    folder = make_folder(args.out)
+    folder = make_folder('--out', args.out)
     measured = {}
     rows: list[list[Cell]] = []
     for subject, loader in models:
@@ -130,7 +131,7 @@ def measure_injectivity(
 
 def run_locality(args: argparse.Namespace) -> None:
     models = read_models(args)
-    folder = make_folder(args.out)
+    folder = make_folder('--out', args.out)
     measured = {subject.label: measure_locality(subject, loader) for subject, loader in models}
     rows: list[list[Cell]] = [
         [label, layer, *(None if share is None else share * PERCENT for share in shares)]
@@ -175,7 +176,7 @@ def run_masking(args: argparse.Namespace) -> None:
         if side < 1 or side % 2 == 0:
             raise UserError(f'--windows {side}: a window around a query has an odd side, such as 3')
     models = read_models(args)
-    folder = make_folder(args.out)
+    folder = make_folder('--out', args.out)
     for subject, _ in models:
         if subject.cfg.default_scope != 'mmpretrain':
             raise UserError(
@@ -232,7 +233,7 @@ def run_maps(args: argparse.Namespace) -> None:
 
         with watch(subject.layers, see):
             subject.run_backbone(batch)
-    folder = make_folder(args.out)
+    folder = make_folder('--out', args.out)
     name = f'maps_{Path(args.image).stem}'
     header = ('layer', 'query y', 'query x', 'kind', 'row', 'column', 'weight')
     write_csv(folder / f'{name}.csv', header, list(_map_rows(maps, queries)))

@@ -4,17 +4,9 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from inline.errors import UserError
+from inline.columns import align
 
 Cell = str | int | float | None
-
-
-def make_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f'--out {str(path)!r} cannot be written: {error.strerror}') from error
-    return path
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -27,16 +19,9 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]])
 def format_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """Columns of text to the left, of numbers to the right."""
     cells = [[_format(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    is_text = [all(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [
-        '  '.join(
-            cell.ljust(width) if text else cell.rjust(width)
-            for cell, width, text in zip(line, widths, is_text, strict=True)
-        ).rstrip()
-        for line in [list(header), *cells]
-    ]
-    return '\n'.join(lines)
+    columns = enumerate(zip(*rows, strict=True))
+    numbers = [index for index, column in columns if not all(isinstance(cell, str) for cell in column)]
+    return '\n'.join(align([header, *cells], right=numbers))
 
 
 def _format(cell: Cell) -> str:

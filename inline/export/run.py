@@ -13,6 +13,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from inline.columns import align
 from inline.engine.complexity import count
 from inline.errors import UserError
 from inline.export.accuracy import check_can_evaluate, evaluate
@@ -176,7 +177,7 @@ def summarise(
         with torch.no_grad():
             difference = relative_difference(run(image), network(image))
         rows.append(('largest difference', f'{100 * difference:.1f}', '% of the largest output'))
-    yield from align(rows)
+    yield from align(rows, right=[1])
     yield f'on {describe_machine()}, threads: {torch.get_num_threads()}'
 
 
@@ -188,13 +189,9 @@ def compare_accuracy(
     after = evaluate(cfg, subject.toolbox_model, run, bound)
     label = 'int8' if request.int8 else request.kind
     yield from align(
-        [('test', 'PyTorch', label), *((m, f'{before[m]:.2f}', f'{after[m]:.2f}') for m in after)]
+        [('test', 'PyTorch', label), *((m, f'{before[m]:.2f}', f'{after[m]:.2f}') for m in after)],
+        right=[1, 2],
     )
-
-
-def align(rows: list[tuple[str, str, str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    return [f'{name:<{widths[0]}}  {value:>{widths[1]}}  {rest}' for name, value, rest in rows]
 
 
 def _infer(network: nn.Module, image: Tensor) -> None:

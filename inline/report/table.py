@@ -4,6 +4,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from inline.columns import align
 from inline.report.results import RunResult
 
 MISSING = '–'
@@ -17,9 +18,8 @@ _NO_COMPARISON = 'Fine-tuning and training from scratch cannot be compared: a te
 def format_table(results: Sequence[RunResult]) -> str:
     """A plain-text table: a dash is a value that is missing, a blank a metric of another task."""
     rows = [table_header(results), *table_rows(results)]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    rows.insert(1, ['-' * width for width in widths])
-    return '\n'.join('  '.join(_align(row, widths)).rstrip() for row in rows)
+    rows.insert(1, ['-' * max(map(len, column)) for column in zip(*rows, strict=True)])
+    return '\n'.join(align(rows, right=range(_NUM_TEXT_COLUMNS, len(rows[0]))))
 
 
 def write_csv(results: Sequence[RunResult], out: Path) -> None:
@@ -82,10 +82,3 @@ def _format_count(value: int | None) -> str:
 
 def _metric_names(results: Sequence[RunResult]) -> list[str]:
     return list(dict.fromkeys(name for result in results for name in result.metrics))
-
-
-def _align(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [
-        cell.ljust(width) if column < _NUM_TEXT_COLUMNS else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]

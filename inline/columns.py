@@ -1,0 +1,15 @@
+"""Rows of text in columns, for the terminal."""
+
+from collections.abc import Container, Sequence
+
+
+def align(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """A line for each row; the columns in `right` are set to the right, as numbers are."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        '  '.join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
