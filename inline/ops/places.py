@@ -23,7 +23,7 @@ def add_to_map(x: Tensor, term: Tensor) -> Tensor:
     prefix = x.shape[1] - term.shape[1]
     if torch.is_grad_enabled():
         return x + (F.pad(term, (0, 0, prefix, 0)) if prefix else term)
-    x[:, prefix:] += term
+    x[:, prefix:].add_(term)
     return x
 
 
