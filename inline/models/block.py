@@ -27,5 +27,11 @@ class Block(nn.Module):
 
 
 def _add_branch(x: Tensor, branch: Tensor) -> Tensor:
-    """x + branch; where no gradient is wanted the branch's own numbers take the sum, for the cache's sake."""
-    return x + branch if torch.is_grad_enabled() else branch.add_(x)
+    """x + branch; where no gradient is wanted the branch's own numbers take the sum, for the cache's sake.
+
+    Under autocast a branch is of half precision and x is not: then the sum is a tensor of its own, or x
+    would be rounded in every block.
+    """
+    if torch.is_grad_enabled() or branch.dtype != torch.promote_types(x.dtype, branch.dtype):
+        return x + branch
+    return branch.add_(x)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from inline.models.block import Block
+from inline.models.mixers import build_mixer
 from tests.models.families import FAMILIES, build
 
 
@@ -20,3 +22,15 @@ def test_a_large_image_stays_finite_and_near_single_precision(family: str, dtype
     for ours, reference in zip(found, expected, strict=True):
         assert ours.isfinite().all()
         assert (ours.float() - reference).norm() < 1e-2 * reference.norm()
+
+
+def test_what_passes_along_the_blocks_is_rounded_neither_in_training_nor_in_evaluation() -> None:
+    torch.manual_seed(0)
+    block = Block(8, build_mixer({'type': 'InLine'}, 8, 2), mlp_ratio=2, drop_path=0.0)
+    tokens = 1000 + torch.randn(2, 12, 8)
+    with torch.autocast('cpu', torch.bfloat16):
+        with_gradient = block(tokens, (3, 4))
+        with torch.no_grad():
+            without = block(tokens, (3, 4))
+    assert with_gradient.dtype == without.dtype == torch.float32
+    torch.testing.assert_close(without, with_gradient.detach(), rtol=0, atol=1e-3)
