@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from inline.ops.masking import count_keys, zero_masked
+from inline.ops.masking import count_exactly, root_share, zero_masked
 from inline.ops.open_sizes import is_open
 
 HALF = (torch.bfloat16, torch.float16)
@@ -37,10 +37,9 @@ def covariance(
     # rounding of the means leaves is then a product of two errors. Half of 1/N on each side keeps the sum
     # within float16's range.
     dtype = torch.promote_types(k.dtype, torch.float32)
-    counted = count_keys(k, key_mask)
+    counted = count_exactly(k, key_mask)
     k_mean, v_mean = (t.sum(dim=1, keepdim=True, dtype=dtype) / counted for t in (k, v))
-    root = counted**-0.5
-    k, v = ((t - mean.to(t.dtype)) * root for t, mean in ((k, k_mean), (v, v_mean)))
+    k, v = ((t - mean.to(t.dtype)) * root_share(t, key_mask) for t, mean in ((k, k_mean), (v, v_mean)))
     return (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale, v_mean
 
 

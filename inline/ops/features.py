@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from inline.ops.masking import count_keys, masked_mean, zero_masked
+from inline.ops.masking import masked_mean, root_share, zero_masked
 
 EPSILON = 1e-6
 
@@ -11,7 +11,7 @@ EPSILON = 1e-6
 def weigh_values(phi_q: Tensor, phi_k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
     """(1/N) Σ_j φ(q)·φ(k_j) v_j for φ(q) (B, heads, M, d), φ(k) (B, heads, N, d), v (B, heads, N, e)."""
     # Half of 1/N on each factor, so that neither the factors nor the sum leave float16's range.
-    root = count_keys(phi_k, key_mask) ** -0.5
+    root = root_share(phi_k, key_mask)
     return phi_q @ ((phi_k * root).transpose(-2, -1) @ (zero_masked(v, key_mask) * root))
 
 

@@ -16,6 +16,7 @@ from inline.ops import (
     linear_attention_weights,
     local_residual,
 )
+from inline.ops.masking import masked_mean
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -148,6 +149,22 @@ def test_half_precision_stays_finite_over_many_keys(
     exact = op(q, k, v)
     half = op(q.to(dtype), k.to(dtype), v.to(dtype)).float()
     assert (half - exact).norm() <= 2e-2 * exact.norm()
+
+
+@pytest.mark.parametrize('op', [inline_attention, linear_attention])
+def test_so_many_keys_that_float16_cannot_count_them_may_be_masked(op: Callable[..., torch.Tensor]) -> None:
+    q, k, v = (3 * randn(1, 1, 70_000, 8, seed=i).float() for i in range(3))
+    mask = torch.ones(1, 70_000, dtype=torch.bool)
+    mask[:, -5:] = False
+    exact = op(q, k, v + 3, key_mask=mask)
+    half = op(q.half(), k.half(), v.half() + 3, key_mask=mask).float()
+    assert (half - exact).norm() <= 2e-2 * exact.norm()
+
+
+def test_a_mean_whose_sum_leaves_float16_is_taken_with_a_mask_as_without() -> None:
+    x = torch.full((1, 4096, 2), 30.0, dtype=torch.float16)
+    mask = torch.arange(4096)[None] < 4000
+    assert masked_mean(x, None).tolist() == masked_mean(x, mask).tolist() == [[[30.0, 30.0]]]
 
 
 def test_bad_arguments_say_what_is_allowed() -> None:
