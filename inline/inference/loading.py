@@ -102,11 +102,12 @@ def build_model(cfg: Config, checkpoint: str | None) -> tuple[BaseModel, Classes
 
 def _read_meta(checkpoint: str) -> Mapping[str, Any]:
     """What a training wrote down about its data set; nothing where there are weights alone."""
-    if '://' in checkpoint or checkpoint.endswith('.safetensors'):
+    if '://' in checkpoint:
         return {}
     content = load(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
-    return (meta.get('dataset_meta') if isinstance(meta, Mapping) else None) or {}
+    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _fit_classes(cfg: Config, names: Sequence[str]) -> None:

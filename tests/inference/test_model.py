@@ -15,6 +15,7 @@ from inline.errors import UserError
 from inline.inference import PredictionStream
 from inline.inference.inputs import Preparation, find_sources, unique_names
 from inline.inference.loading import distinct_colours
+from inline.safetensors_files import write_checkpoint
 from tests.inference.small_models import CLASSES, CONFIGS, read
 
 TASKS = tuple(CONFIGS)
@@ -167,6 +168,21 @@ def test_names_and_colours_come_from_the_checkpoint_or_else_the_config(
     assert untrained.classes.palette[1] == (230, 25, 75)
     # The folders of a classifier's data would tell its classes, and they are not here.
     assert InLineModel(read('classification'), device='cpu').classes.names == tuple('0123456789')
+
+
+def test_a_safetensors_file_tells_the_classes_as_the_checkpoint_does(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    content = torch.load(checkpoints['segmentation'], weights_only=True)
+    content['meta']['dataset_meta']['palette'] = [(i, 0, 255 - i) for i in range(11)]
+    write_checkpoint(content, tmp_path / 'a.safetensors')
+    cfg = read('segmentation')
+    # As in a config on one's own data, whose classes only the checkpoint knows.
+    cfg.own_data = 'label-maps'
+    cfg.model.decode_head.num_classes = 3
+    classes = InLineModel(cfg, tmp_path / 'a.safetensors', 'cpu').classes
+    assert classes.names == CLASSES['segmentation']
+    assert classes.palette[2] == (2, 0, 253)
 
 
 def test_colours_are_distinct_for_many_classes() -> None:
