@@ -181,9 +181,10 @@ def main() -> None:
     args = parser.parse_args()
     prepare_for_timing(args.threads)
     names = ('InLine', *(name for name in args.peers if name != 'InLine'))
+    sizes = tuple(parse_size(size) for size in args.sizes)
     writer = csv.writer(sys.stdout, lineterminator='\n')
     writer.writerow(COLUMNS)
-    for shape in shapes(tuple(parse_size(size) for size in args.sizes)):
+    for shape in shapes(sizes):
         if shape.family not in args.families:
             continue
         timed = time_shape(

@@ -44,9 +44,10 @@ def main() -> None:
         make_figure5(args.figure5, settings, args.threads)
         return
     prepare()
+    models = [from_config(args)] if args.config else released(args)
     writer = csv.writer(sys.stdout, lineterminator='\n')
     writer.writerow(COLUMNS)
-    for name, model, shape in [from_config(args)] if args.config else released(args):
+    for name, model, shape in models:
         speed = measure({name: (model, shape)}, settings)[name]
         latency = f'{speed.latency.median * 1e3:.1f}', f'{speed.latency.spread:.2f}'
         throughput = f'{speed.images_per_second:.2f}', args.batch, f'{speed.peak_bytes / 2**20:.0f}'

@@ -36,6 +36,7 @@ def test_a_mistake_is_answered_in_one_line(words: list[str], message: str) -> No
     assert done.returncode == 2
     assert message in done.stderr
     assert 'Traceback' not in done.stderr
+    assert not done.stdout
 
 
 @pytest.mark.slow
