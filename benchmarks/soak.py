@@ -16,6 +16,7 @@ import psutil
 from inline.engine.runs import ROOT, environment, tool_command
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure.soak import Sample, draw, judge, watch, write_samples
+from inline.whole_files import make_folder
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
 # More steps than any run will take.
@@ -36,7 +37,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.minutes <= 0 or args.interval <= 0 or not 0 <= args.warm_up < 1:
         raise UserError('--minutes and --interval must be above 0, and --warm-up from 0 to below 1')
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder('--out', args.out)
     options = [
         f'train_cfg.max_iters={ENDLESS}',
         f'train_cfg.val_interval={args.every}',

@@ -38,6 +38,11 @@ def main() -> None:
     started = time.monotonic()
     if args.data_root is None:
         write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)
+    elif not (Path(args.data_root) / DATA.name).is_dir():
+        # The probes before the first training take minutes.
+        raise UserError(
+            f'--data-root {args.data_root!r} has no folder {DATA.name!r}: leave it out to make one'
+        )
     measure(args)
     write(args, time.monotonic() - started)
 

@@ -60,6 +60,7 @@ _LOADER_TYPES = {
     'prefetch_factor': int | None,
     'num_batch_per_epoch': int | None,
 }
+_TRAIN_CFG = ('max_iters', 'max_epochs', 'val_begin', 'val_interval')
 _AUTO_SCALE_LR = {'enable': bool, 'base_batch_size': int}
 # What the constructor for layer-wise decay of the learning rate reads.
 _PARAMWISE = {
@@ -90,6 +91,9 @@ def check_config(cfg: Config) -> None:
     for name in LOADERS:
         if cfg.get(name) is not None:
             _check_loader(name, cfg[name])
+    for name, value in (cfg.get('train_cfg') or {}).items():
+        if name in _TRAIN_CFG:
+            check_type(name, value, int, 'train_cfg')
     if cfg.get('auto_scale_lr') is not None:
         check_names(cfg.auto_scale_lr, _AUTO_SCALE_LR, 'key', 'auto_scale_lr')
         for name, value in cfg.auto_scale_lr.items():

@@ -26,7 +26,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         raise UserError(f'config {str(path)!r} does not exist: {hint}')
     try:
         cfg = Config.fromfile(str(path))
-    except (FileNotFoundError, KeyError, SyntaxError, TypeError) as error:
+    except (OSError, KeyError, SyntaxError, TypeError) as error:
         raise UserError(f'config {str(path)!r} cannot be read: {error}') from error
     check_options(cfg, options or {})
     try:

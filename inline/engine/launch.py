@@ -31,6 +31,7 @@ from inline.engine.pretrained import check_whole
 from inline.engine.resume import choose_checkpoint, make_resumable
 from inline.engine.safe_loading import install as install_safe_loading
 from inline.errors import UserError
+from inline.whole_files import make_folder
 
 
 def read_config(args: argparse.Namespace) -> Config:
@@ -103,6 +104,7 @@ def test(args: argparse.Namespace) -> None:
 
 def build_runner(cfg: Config, resume: str | None = None) -> Runner:
     """The run of a config, which goes on from the checkpoint `resume`, or for ``auto`` from the newest."""
+    make_folder('--work-dir', Path(cfg.work_dir))
     adapt_to_hardware(cfg)
     if resume is not None:
         choose_checkpoint(cfg, resume)

@@ -15,6 +15,7 @@ from typing import Any
 from inline.engine.config import load_config
 from inline.engine.logs import read_scalars, training_records
 from inline.errors import UserError
+from inline.whole_files import make_folder
 
 # The tools and configs stand beside the package.
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,7 @@ class Run:
         identity = self.identity()
         if _read(self.folder / 'begun') != identity:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+            make_folder('work directory', self.folder)
             (self.folder / 'begun').write_text(identity)
 
     def mark_done(self) -> None:

@@ -59,6 +59,7 @@ def test_our_own_configs_pass(path: Path) -> None:
         ({'train_dataloader.batch_size': '4'}, "batch_size '4' of train_dataloader: must be a whole number"),
         ({'train_dataloader.batch_size': 0}, r'train_dataloader\.batch_size 0: must be from 1'),
         ({'val_dataloader.num_workers': 0}, 'val_dataloader has persistent_workers True and num_workers 0'),
+        ({'train_cfg.max_iters': 'two'}, "max_iters 'two' of train_cfg: must be a whole number"),
         ({'compile': 'True'}, "compile 'True': must be True or False, a dict or None"),
         ({'resume': 'auto'}, "resume 'auto': must be True or False"),
         ({'load_from': 3}, 'load_from 3: must be a string or None'),

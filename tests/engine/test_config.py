@@ -42,6 +42,8 @@ def test_bad_configs_are_told_in_one_line(tmp_path: Path) -> None:
         load_config(write(tmp_path / 'broken.py', 'model = dict('))
     with pytest.raises(UserError, match='cannot be read'):
         load_config(write(tmp_path / 'orphan.py', "_base_ = './missing.py'"))
+    with pytest.raises(UserError, match=r"notes\.md' cannot be read: Only py"):
+        load_config(write(tmp_path / 'notes.md', 'model = dict()'))
     with pytest.raises(UserError, match=r'default_scope None: .* one of mmpretrain, mmdet, mmseg'):
         load_config(write(tmp_path / 'nobody.py', 'model = dict()'))
     with pytest.raises(UserError, match='--cfg-options do not fit'):

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 from mmengine.config import Config
 
-from inline.engine.launch import draw_predictions, drop_pretrained, scale_lr, use_amp
+from inline.engine.launch import build_runner, draw_predictions, drop_pretrained, scale_lr, use_amp
 from inline.errors import UserError
 
 
@@ -36,6 +38,13 @@ def test_scaling_the_learning_rate_needs_the_batch_size_it_was_chosen_for() -> N
     assert cfg.auto_scale_lr.enable
     with pytest.raises(UserError, match='base_batch_size'):
         scale_lr(make_config())
+
+
+def test_a_work_directory_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / 'notes').write_text('mine')
+    with pytest.raises(UserError, match=r"^--work-dir '.*notes' cannot be a folder: File exists$"):
+        build_runner(make_config(work_dir=str(tmp_path / 'notes')))
+    assert (tmp_path / 'notes').read_text() == 'mine'
 
 
 def test_testing_asks_for_no_starting_weights() -> None:

@@ -51,6 +51,12 @@ def test_leftovers_of_another_version_are_removed_and_own_ones_stay(tmp_path: Pa
     assert not run.is_done()
 
 
+def test_a_run_in_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / 'notes').write_text('mine')
+    with pytest.raises(UserError, match=r"^work directory '.*run' cannot be a folder: Not a directory$"):
+        Run(CONFIG, tmp_path / 'notes' / 'run').begin()
+
+
 def test_commands_are_those_a_user_would_type(tmp_path: Path) -> None:
     run = Run(CONFIG, tmp_path / 'run', data_root='/datasets', options=('a=1', 'b=2'), flags=('--amp',))
     words = run.train_command()[1:]

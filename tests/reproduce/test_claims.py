@@ -123,6 +123,16 @@ def test_no_caption_or_setting_becomes_part_of_the_page(evil: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_data_root_without_the_data_is_told_before_the_probes(tmp_path: Path) -> None:
+    from tests.conftest import run_tool
+
+    done = run_tool('tools/claims.py', '--data-root', tmp_path, '--work-dir', tmp_path / 'claims')
+    assert done.returncode == 2
+    assert done.stderr.endswith("has no folder 'digit_scenes': leave it out to make one\n")
+    assert not (tmp_path / 'claims').exists()
+
+
+@pytest.mark.slow
 def test_the_tool_from_probes_to_page(digit_scenes: Path, tmp_path: Path) -> None:
     from tests.conftest import run_tool
 
