@@ -88,11 +88,7 @@ def test(args: argparse.Namespace) -> None:
     if args.tta:
         use_tta(cfg)
     if args.out is not None:
-        # mmdet's own version stores masks run-length encoded, not as dense tensors.
-        kind = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
-        dump = ConfigDict(type=kind, out_file_path=args.out)
-        evaluator = cfg.test_evaluator
-        cfg.test_evaluator = [*(evaluator if isinstance(evaluator, list) else [evaluator]), dump]
+        keep_predictions(cfg, args.out)
     if args.show_dir is not None:
         draw_predictions(cfg, args.show_dir)
     check_paths(cfg, ('test_dataloader',))
@@ -160,6 +156,19 @@ def use_tta(cfg: Config) -> None:
         raise UserError('--tta needs tta_pipeline and tta_model in the config: those for ADE20K have them')
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+
+
+def keep_predictions(cfg: Config, path: str) -> None:
+    """Let testing write all predictions to a file."""
+    if Path(path).suffix not in ('.pkl', '.pickle'):
+        raise UserError(f'--out {path!r}: predictions are written as a pickle, to a name that ends in .pkl')
+    # mmdet's own version stores masks run-length encoded, not as dense tensors.
+    kind = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
+    evaluator = cfg.test_evaluator
+    cfg.test_evaluator = [
+        *(evaluator if isinstance(evaluator, list) else [evaluator]),
+        ConfigDict(type=kind, out_file_path=path),
+    ]
 
 
 def draw_predictions(cfg: Config, folder: str) -> None:

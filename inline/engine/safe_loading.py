@@ -107,8 +107,8 @@ def _told_in_one_line(file: Any) -> Iterator[None]:
         if foreign and isinstance(error, pickle.UnpicklingError):
             raise NotDataError(
                 f'checkpoint {name} holds {foreign[1]}, which is not data, and was not loaded: if you trust '
-                'where it comes from, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py loads '
-                'it and runs what is in it',
+                'where it comes from, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py '
+                'loads it and runs what is in it',
                 foreign[1],
             ) from error
         raise UserError(f'checkpoint {name} cannot be read: it is damaged or no checkpoint') from error

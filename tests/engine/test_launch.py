@@ -3,7 +3,14 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from inline.engine.launch import build_runner, draw_predictions, drop_pretrained, scale_lr, use_amp
+from inline.engine.launch import (
+    build_runner,
+    draw_predictions,
+    drop_pretrained,
+    keep_predictions,
+    scale_lr,
+    use_amp,
+)
 from inline.errors import UserError
 
 
@@ -45,6 +52,18 @@ def test_a_work_directory_must_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^--work-dir '.*notes' cannot be a folder: File exists$"):
         build_runner(make_config(work_dir=str(tmp_path / 'notes')))
     assert (tmp_path / 'notes').read_text() == 'mine'
+
+
+@pytest.mark.parametrize(
+    ('toolbox', 'kind'),
+    [('mmpretrain', 'DumpResults'), ('mmseg', 'DumpResults'), ('mmdet', 'DumpDetResults')],
+)
+def test_predictions_go_to_a_pickle_beside_the_metrics(toolbox: str, kind: str) -> None:
+    cfg = make_config(default_scope=toolbox, test_evaluator={'type': 'Metric'})
+    with pytest.raises(UserError, match=r"^--out 'all\.json': .* ends in \.pkl$"):
+        keep_predictions(cfg, 'all.json')
+    keep_predictions(cfg, 'all.pkl')
+    assert [metric.type for metric in cfg.test_evaluator] == ['Metric', kind]
 
 
 def test_testing_asks_for_no_starting_weights() -> None:
