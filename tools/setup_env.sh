@@ -37,9 +37,9 @@ with_heartbeat() {
 
 pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation "$@"; }
 
-command -v "$python" > /dev/null || fail "no interpreter '$python': set PYTHON to a Python 3.10 or newer"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-    fail "'$python' is $("$python" -V 2>&1): Python 3.10 or newer is needed"
+command -v "$python" > /dev/null || fail "no interpreter '$python': set PYTHON to a Python 3.11 or newer"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "'$python' is $("$python" -V 2>&1): Python 3.11 or newer is needed"
 
 [ -x "$venv/bin/python" ] || { say "making the virtual environment $venv"; "$python" -m venv "$venv"; }
 

@@ -98,6 +98,16 @@ def test_operators_that_do_not_run_are_told_with_a_remedy(checkout: Checkout) ->
     assert 'mmcv has no working operators: run' in done.stderr.splitlines()[-1]
 
 
+def test_an_old_interpreter_is_told(checkout: Checkout) -> None:
+    old = checkout.folder / 'python3.10'
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.10.14\nexit 1\n')
+    old.chmod(0o755)
+    done, calls = checkout.run(PYTHON=str(old))
+    assert done.returncode == 1
+    assert 'is Python 3.10.14: Python 3.11 or newer is needed' in done.stderr
+    assert calls == []
+
+
 def test_a_missing_interpreter_is_told(checkout: Checkout) -> None:
     done, calls = checkout.run(PYTHON='python-of-nowhere')
     assert done.returncode == 1
