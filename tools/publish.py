@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         '--config', type=Path, help='config that it was trained with (default: told from the checkpoint)'
     )
-    parser.add_argument('--overwrite', action='store_true', help='replace the card and config that are there')
+    parser.add_argument('--overwrite', action='store_true', help='replace what an earlier call wrote there')
     args = parser.parse_args()
     prepare()
     from inline.engine.publish import publish

@@ -88,6 +88,7 @@ def publish(
                 plain=plain is not None,
             )
         )
+        _remove_earlier(folder, name, file)
     except OSError as error:
         raise UserError(f'cannot write into {str(folder)!r}: {error.strerror or error}') from error
     return Published(file, card, which)
@@ -196,6 +197,14 @@ def _as_plain(value: Any) -> Any:
     if hasattr(value, 'tolist'):
         return value.tolist()
     raise UserError(f"the checkpoint's meta holds a {type(value).__name__}, which is not plain data")
+
+
+def _remove_earlier(folder: Path, name: str, kept: Path) -> None:
+    """Remove weights of this name that an earlier call wrote: whoever loads the folder would take those."""
+    for path in folder.iterdir():
+        is_ours = re.fullmatch(rf'{re.escape(name)}-[0-9a-f]{{8}}', path.stem) is not None
+        if is_ours and path.suffix in FORMATS.values() and path.name != kept.name:
+            path.unlink()
 
 
 def _write(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -109,6 +109,21 @@ def test_it_loads_as_a_plain_model_and_to_start_from(
         create_backbone('inline_pvt_tiny', tmp_path)
 
 
+@pytest.mark.parametrize('kind', ['safetensors', 'pth'])
+def test_published_again_the_folder_holds_the_new_weights_alone(
+    kind: str, checkpoint: Path, classifier: nn.Module, tmp_path: Path
+) -> None:
+    (tmp_path / 'notes-00000000.txt').write_text('of the user')
+    publish(checkpoint, tmp_path)
+    later = {name: value + 1 for name, value in classifier.state_dict().items()}
+    path = save(tmp_path / 'later.bin', classifier, state_dict=later)
+    done = publish(path, tmp_path, kind, overwrite=True)
+    published = {f'{NAME}-{done.file.stem[-8:]}.{kind}', 'README.md', 'config.json'}
+    assert {path.name for path in tmp_path.iterdir()} == {*published, 'later.bin', 'notes-00000000.txt'}
+    model = InLineBackbone.from_pretrained(tmp_path)
+    assert torch.equal(model.state_dict()['head.fc.bias'], later['head.fc.bias'])
+
+
 @pytest.mark.slow
 def test_the_tools_publish_and_test_it(checkpoint: Path, digit_scenes: Path, tmp_path: Path) -> None:
     done = run_tool('tools/publish.py', checkpoint, '--out', tmp_path / 'out')
