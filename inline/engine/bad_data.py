@@ -46,9 +46,10 @@ def guard_data(cfg: Config, dataloaders: tuple[str, ...]) -> None:
     if 'train_dataloader' in dataloaders:
         hook = ConfigDict(type='inline.BadDataHook', folder=str(folder), notes=notes)
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-    # No process reads data before all of them are here, so none loses what another wrote.
-    for path in folder.glob('dataset_*_rank_*.txt'):
-        path.unlink(missing_ok=True)
+        # No process reads data before all of them are here, so none loses what another wrote. A test has
+        # nothing to write down, and its folder may be that of a training.
+        for path in folder.glob('dataset_*_rank_*.txt'):
+            path.unlink(missing_ok=True)
     if os.environ.get('RANK', '0') == '0':
         for note in notes:
             print(note, flush=True)

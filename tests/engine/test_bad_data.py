@@ -326,6 +326,18 @@ def test_any_config_gets_our_readers_once(tmp_path: Path) -> None:
     assert 'skipping' not in val
 
 
+def test_a_test_leaves_the_list_of_a_training_alone(tmp_path: Path) -> None:
+    listed = tmp_path / 'work' / 'bad_data' / 'dataset_0_rank_0.txt'
+    listed.parent.mkdir(parents=True)
+    listed.write_text("'a.jpg' cannot be read: the file is empty\n")
+    loader = {'dataset': {'type': 'ADE20KDataset', 'pipeline': []}}
+    cfg = config(tmp_path, train_dataloader=loader, test_dataloader=loader)
+    guard_data(cfg, ('test_dataloader',))
+    assert read_skipped(listed.parent) == ["'a.jpg' cannot be read: the file is empty"]
+    guard_data(cfg, ('train_dataloader',))
+    assert not listed.exists()
+
+
 def test_the_settings_are_checked(tmp_path: Path) -> None:
     for wrong, told in (
         ({'max_skiped': 1}, 'bad_data.max_skiped in the config: choose of max_skipped, max_pixels'),
