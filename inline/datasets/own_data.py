@@ -16,7 +16,7 @@ from inline.datasets.coco_check import read_tables
 from inline.errors import UserError
 
 SPLITS = ('train', 'val')
-IMAGE_SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff')
+IMAGE_SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm', '.pgm')
 IGNORED_LABEL = 255
 # Where people put the annotations and the images of a split, in the order tried.
 _COCO_FILES = (
@@ -205,7 +205,8 @@ def _highest_labels(paths: list[Path]) -> dict[Path, int]:
 
 def _highest_label(path: Path) -> int:
     try:
-        labels = np.asarray(Image.open(path))
+        with Image.open(path) as image:
+            labels = np.asarray(image)
     except (UnidentifiedImageError, OSError) as error:
         raise UserError(f'label map {str(path)!r} cannot be read: {error}') from error
     if labels.ndim != 2:
@@ -218,6 +219,10 @@ def _highest_label(path: Path) -> int:
 
 def _class_names(path: Path, highest: Mapping[Path, int]) -> tuple[str, ...]:
     worst = max(highest, key=lambda label_map: highest[label_map])
+    if highest[worst] < 0:
+        raise UserError(
+            f'no label map has a label, all pixels are {IGNORED_LABEL} for none: the first is {str(worst)!r}'
+        )
     if not path.is_file():
         return tuple(f'class {i}' for i in range(highest[worst] + 1))
     names = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
@@ -231,8 +236,8 @@ def _class_names(path: Path, highest: Mapping[Path, int]) -> tuple[str, ...]:
 
 def _palette(label_map: Path, num_classes: int) -> list[list[int]]:
     """The colours inside the label map if it has some, else colours of many hues."""
-    image = Image.open(label_map)
-    stored = image.getpalette() if image.mode == 'P' else None
+    with Image.open(label_map) as image:
+        stored = image.getpalette() if image.mode == 'P' else None
     if stored and len(stored) >= 3 * num_classes:
         return [stored[3 * i : 3 * i + 3] for i in range(num_classes)]
     # Steps of the golden ratio keep the hues of neighbours apart, however many there are.

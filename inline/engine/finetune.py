@@ -7,6 +7,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.dist import is_main_process
 
 from inline.datasets.own_data import (
+    IMAGE_SUFFIXES,
     CocoFormat,
     ImageFolder,
     LabelMaps,
@@ -57,7 +58,10 @@ def describe(data: OwnData) -> str:
 def _fit_image_folder(cfg: Config, data: ImageFolder) -> None:
     cfg.data_preprocessor.num_classes = len(data.classes)
     for loader, _ in _LOADERS:
-        cfg[f'{loader}_dataloader'].dataset.classes = list(data.classes)
+        dataset = cfg[f'{loader}_dataloader'].dataset
+        dataset.classes = list(data.classes)
+        # All that were counted; mmpretrain by itself passes over some, such as .webp, without a word.
+        dataset.extensions = list(IMAGE_SUFFIXES)
 
 
 def _fit_coco_format(cfg: Config, data: CocoFormat) -> None:

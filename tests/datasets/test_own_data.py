@@ -133,6 +133,15 @@ def test_names_and_colours_are_read(label_maps: Path) -> None:
     assert data.palette == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [100, 110, 120]]
 
 
+def test_label_maps_without_a_label_are_told(label_maps: Path) -> None:
+    for path in (label_maps / 'labels').rglob('*.png'):
+        write_image(path, np.full((4, 4), 255, np.uint8))
+    with pytest.raises(
+        UserError, match=r'no label map has a label, all pixels are 255 for none: the first is'
+    ):
+        read_label_maps(label_maps)
+
+
 def test_mistakes_in_label_maps(label_maps: Path) -> None:
     (label_maps / 'classes.txt').write_text('sky\nroad\n')
     with pytest.raises(

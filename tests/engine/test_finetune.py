@@ -4,9 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
+from inline.datasets.own_data import IMAGE_SUFFIXES, read_image_folder
+from inline.engine.bad_data import guard_data
 from inline.engine.config import load_config, set_data_root
 from inline.engine.finetune import fit_to_own_data
 from inline.errors import UserError
@@ -64,6 +68,25 @@ def test_models_get_the_classes_of_the_data(path: Path, own_data: dict[str, Path
     else:
         heads = model.bbox_head if hasattr(model, 'bbox_head') else model.roi_head.bbox_head
         assert heads.num_classes == 10
+
+
+def test_every_image_that_is_counted_is_trained_on(tmp_path: Path) -> None:
+    from mmengine.registry import DATASETS, init_default_scope
+
+    for split in ('train', 'val'):
+        for i, suffix in enumerate(IMAGE_SUFFIXES):
+            path = tmp_path / split / 'ab'[i % 2] / f'{i}{suffix}'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            assert cv2.imwrite(str(path), np.full((60, 50), 10 * i, np.uint8))
+    cfg = load_config(FINETUNE / 'inline-pvt-micro_image-folder.py')
+    set_data_root(cfg, tmp_path)
+    fit_to_own_data(cfg)
+    init_default_scope(cfg.default_scope)
+    guard_data(cfg, ('val_dataloader',))
+    dataset = DATASETS.build(cfg.val_dataloader.dataset)
+    assert len(dataset) == len(IMAGE_SUFFIXES) == read_image_folder(tmp_path).counts['val']
+    read = {int(sample['inputs'].float().mean().round()) for sample in dataset}
+    assert read == {10 * i for i in range(len(IMAGE_SUFFIXES))}
 
 
 STEPS = {
