@@ -120,7 +120,7 @@ class InLineBackbone(
         if features_only and out_indices is not None:
             chosen['out_indices'] = tuple(out_indices)
         elif not features_only:
-            chosen |= {'out_type': 'cls_token'} if family == 'deit' else {'out_indices': (3,)}
+            chosen |= {'out_type': 'cls_token'} if family == 'deit' else {'out_indices': (_last_stage(arch),)}
         try:
             self.backbone = FAMILIES[family](
                 arch,
@@ -362,6 +362,12 @@ def _choose(files: Sequence[str], source: str) -> str:
         if len(found) == 1:
             return found[0]
     raise UserError(f'{source!r} has no {WEIGHTS_NAME}, nor exactly one {SUFFIX} or .pth file')
+
+
+def _last_stage(arch: str | Mapping[str, Any]) -> int:
+    """Counted from 0; all archs that have a name have four stages."""
+    depths = arch.get('depths') if isinstance(arch, Mapping) else None
+    return max(len(depths), 1) - 1 if isinstance(depths, list | tuple) else 3
 
 
 def _find(name: str) -> OfficialModel:

@@ -188,6 +188,15 @@ def test_without_a_classifier_the_last_stage_is_averaged() -> None:
         torch.testing.assert_close(model(x), model.backbone(x)[-1].mean(dim=(2, 3)))
 
 
+@pytest.mark.parametrize('family', ['pvt', 'swin', 'cswin'])
+@pytest.mark.parametrize('stages', [1, 3, 5])
+def test_the_last_stage_is_pooled_however_many_there_are(family: str, stages: int) -> None:
+    sizes = {'embed_dims': [8] * stages, 'depths': [1] * stages, 'num_heads': [2] * stages}
+    model = InLineBackbone(family, {**sizes, 'mlp_ratios': [2] * stages}, num_classes=3)
+    assert model.feature_info.reduction() == [4 * 2 ** (stages - 1)]
+    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+
+
 def test_weights_of_other_classes_leave_the_classifier_new(
     pvt_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
