@@ -61,6 +61,12 @@ _LOADER_TYPES = {
     'num_batch_per_epoch': int | None,
 }
 _TRAIN_CFG = ('max_iters', 'max_epochs', 'val_begin', 'val_interval')
+# What MMEngine takes together or not at all.
+_PHASES = {
+    'train': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
+    'val': ('val_dataloader', 'val_cfg', 'val_evaluator'),
+    'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
+}
 _AUTO_SCALE_LR = {'enable': bool, 'base_batch_size': int}
 # What the constructor for layer-wise decay of the learning rate reads.
 _PARAMWISE = {
@@ -104,6 +110,14 @@ def check_config(cfg: Config) -> None:
             check_module(node)
         except UserError as error:
             raise UserError(f'{key}: {error}') from error
+
+
+def check_phases(cfg: Config, needed: str) -> None:
+    """Refuse a config without a part of the phase that is `needed`, or with some parts of another."""
+    for phase, names in _PHASES.items():
+        missing = [name for name in names if cfg.get(name) is None]
+        if missing and (phase == needed or len(missing) < len(names)):
+            raise UserError(f'the config has no {missing[0]}: {", ".join(names)} belong together')
 
 
 def check_module(node: Mapping[Any, Any]) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from inline.engine.bad_data import guard_data
-from inline.engine.check_config import check_config
+from inline.engine.check_config import check_config, check_phases
 from inline.engine.config import (
     check_checkpoint,
     check_paths,
@@ -56,6 +56,7 @@ def train(args: argparse.Namespace) -> None:
     cfg = read_config(args)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    check_phases(cfg, 'train')
     if args.pretrained is not None:
         cfg.model.backbone.init_cfg = ConfigDict(
             type='Pretrained', checkpoint=args.pretrained, prefix='backbone.'
@@ -81,6 +82,7 @@ def train(args: argparse.Namespace) -> None:
 
 def test(args: argparse.Namespace) -> None:
     cfg = read_config(args)
+    check_phases(cfg, 'test')
     check_checkpoint(args.checkpoint)
     cfg.load_from = args.checkpoint
     # The checkpoint holds all weights: those to start training from need not be here.

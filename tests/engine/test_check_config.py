@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import Registry
 
-from inline.engine.check_config import check_config, check_paramwise
+from inline.engine.check_config import check_config, check_paramwise, check_phases
 from inline.engine.config import load_config
 from inline.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT
@@ -150,3 +151,21 @@ def test_other_errors_keep_their_traceback() -> None:
     with pytest.raises(KeyError), exit_on_user_error():
         dict.__getitem__({}, 'type')
     assert ROOT_MODELS.get('inline.InLinePVT') is not None
+
+
+def test_the_parts_of_a_phase_belong_together() -> None:
+    phases = {
+        'train': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
+        'val': ('val_dataloader', 'val_cfg', 'val_evaluator'),
+        'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
+    }
+    whole = {name: {'type': 'some'} for names in phases.values() for name in names}
+    for needed in ('train', 'test'):
+        check_phases(Config(whole), needed)
+        check_phases(Config({name: whole[name] for name in phases[needed]}), needed)
+        with pytest.raises(UserError, match=f'the config has no {phases[needed][0]}: .* belong together'):
+            check_phases(Config({}), needed)
+        for names in phases.values():
+            for name in names:
+                with pytest.raises(UserError, match=f'the config has no {name}: {", ".join(names)} belong'):
+                    check_phases(Config({**whole, name: None}), needed)
