@@ -78,12 +78,10 @@ class Runnable(nn.Module):
 
 
 def from_config(args: Namespace) -> tuple[str, nn.Module, tuple[int, int]]:
-    from inline.engine.config import load_config
+    from inline.engine.config import image_size, load_config
 
     cfg = load_config(args.config, {})
-    size = cfg.model.backbone.get('img_size', 224)
-    usual = USUAL_SHAPES.get(cfg.default_scope, (size, size) if isinstance(size, int) else tuple(size))
-    shape = tuple(args.shape or usual)
+    shape = tuple(args.shape or USUAL_SHAPES.get(cfg.default_scope) or image_size(cfg))
     return Path(args.config).stem, Runnable(args, shape), shape
 
 

@@ -28,12 +28,10 @@ def main() -> None:
     args = parser.parse_args()
     prepare()
     from inline.engine.complexity import count_config
-    from inline.engine.config import load_config
+    from inline.engine.config import image_size, load_config
 
     cfg = load_config(args.config, args.cfg_options)
-    size = cfg.model.backbone.get('img_size', 224)
-    usual = USUAL_SHAPES.get(cfg.default_scope, (size, size) if isinstance(size, int) else tuple(size))
-    shape = tuple(args.shape or usual)
+    shape = tuple(args.shape or USUAL_SHAPES.get(cfg.default_scope) or image_size(cfg))
     if min(shape) < 1:
         raise UserError(f'--shape {shape[0]} {shape[1]}: must be two sizes in pixels')
     rows = [

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from inline.datasets.imagenet_layout import zip_of
 from inline.engine.check_config import check_options
 from inline.errors import UserError
+from inline.models.backbones.deit import ARCHS
 from inline.safetensors_files import SUFFIX
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
@@ -39,6 +40,19 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
             f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
         )
     return cfg
+
+
+def image_size(cfg: Config) -> tuple[int, int]:
+    """Height and width of the images that a config's backbone is made for; of a DeiT its arch may say it."""
+    backbone = cfg.model.backbone
+    size = backbone.get('img_size')
+    if size is None and str(backbone.get('type')).endswith('InLineDeiT'):
+        arch = backbone.get('arch', 'tiny')
+        size = (
+            arch.get('img_size') if isinstance(arch, Mapping) else getattr(ARCHS.get(arch), 'img_size', None)
+        )
+    size = 224 if size is None else size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def set_data_root(cfg: Config, root: str | Path) -> None:

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from inline.engine.config import check_checkpoint
+from inline.engine.config import check_checkpoint, image_size
 from inline.engine.pretrained import check_whole, read_weights
 from inline.errors import UserError
 from inline.inference.loading import build_model
@@ -137,16 +137,15 @@ def usual_size(cfg: Config) -> tuple[int, int]:
     """Height and width of the images that a config's model is made for."""
     if cfg.default_scope == 'mmdet':
         return _DETECTOR_SIZE
-    own = cfg.model.backbone.get('img_size', 224)
-    if cfg.default_scope == 'mmseg':
-        own = (cfg.model.get('data_preprocessor') or {}).get('size') or _SEGMENTOR_SIZE
+    if cfg.default_scope == 'mmpretrain':
+        return image_size(cfg)
+    own = (cfg.model.get('data_preprocessor') or {}).get('size') or _SEGMENTOR_SIZE
     return (own, own) if isinstance(own, int) else (own[0], own[1])
 
 
 def backbone_size(cfg: Config) -> int:
     """The longer side of the images that a config's backbone is made for."""
-    own = cfg.model.backbone.get('img_size', 224)
-    return own if isinstance(own, int) else max(own)
+    return max(image_size(cfg))
 
 
 def _describe_image(cfg: Config, with_preprocessing: bool) -> dict[str, Any]:

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from inline.engine.config import check_paths, load_config, set_data_root
+from inline.engine.config import check_paths, image_size, load_config, set_data_root
 from inline.errors import UserError
+from inline.export.model import backbone_size, usual_size
 from tests.conftest import ROOT
 
 DIGITS = sorted((ROOT / 'configs' / 'digits').glob('*.py'))
@@ -24,6 +25,27 @@ def test_every_digits_config_loads_and_names_our_backbone(path: Path) -> None:
         'TensorboardVisBackend',
     }
     assert len(path.read_text().splitlines()) <= 45
+
+
+@pytest.mark.parametrize(
+    ('config', 'size'),
+    [
+        ('inline_deit/inline-deit-tiny_8xb512_in1k', (224, 224)),
+        ('inline_deit/inline-deit-small_8xb128_in1k-288px', (288, 288)),
+        ('inline_deit/inline-deit-base_8xb64_in1k-448px', (448, 448)),
+        ('inline_swin/inline-swin-base_8xb64_in1k-384px', (384, 384)),
+        ('digits_quick/inline-pvt-nano_digits', (32, 32)),
+        ('ablations/parts/digits/inline', (32, 32)),
+    ],
+)
+def test_models_are_counted_and_exported_at_the_size_they_are_made_for(
+    config: str, size: tuple[int, int]
+) -> None:
+    cfg = load_config(ROOT / 'configs' / f'{config}.py')
+    assert usual_size(cfg) == image_size(cfg) == size
+    cfg.model.backbone.img_size = (64, 96)
+    assert usual_size(cfg) == image_size(cfg) == (64, 96)
+    assert backbone_size(cfg) == 96
 
 
 def test_options_override_settings() -> None:
