@@ -91,7 +91,9 @@ class Output:
         labels = np.asarray(prediction.pred_sem_seg.data)[0]
         path = labels_path(self.folder, prediction.source)
         path.parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(path), labels.astype(np.uint8 if len(self.classes.names) <= 256 else np.uint16))
+        written = labels.astype(np.uint8 if len(self.classes.names) <= 256 else np.uint16)
+        if not cv2.imwrite(str(path), written):
+            raise UserError(f'{str(path)!r} cannot be written')
         counts = np.bincount(labels.reshape(-1), minlength=len(self.classes.names))
         shares = {
             name: count / labels.size

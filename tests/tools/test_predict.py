@@ -3,13 +3,19 @@
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
+from inline.errors import UserError
+from inline.inference.inputs import Source
+from inline.inference.loading import Classes
+from inline.inference.outputs import Output
 from tests.conftest import ROOT, run_tool
 from tests.inference.small_models import CLASSES, CONFIGS, save_checkpoint, write_images
 from tests.tools.conftest import Run
@@ -32,6 +38,17 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def predict(run_here: Run) -> Run:
     return partial(run_here, 'predict')
+
+
+def test_a_label_map_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    sample = SimpleNamespace(
+        source=Source('a'), pred_sem_seg=SimpleNamespace(data=torch.zeros(1, 4, 5, dtype=torch.int64))
+    )
+    (tmp_path / 'labels' / 'a.png').mkdir(parents=True)
+    output = Output(tmp_path, 'segmentation', Classes(('ground',), ((0, 0, 0),)), score_thr=0.3)
+    with pytest.raises(UserError, match=r"labels/a\.png' cannot be written"):
+        output._add_segmentation(sample)
+    assert not output.records
 
 
 def files_below(path: Path) -> list[str]:
