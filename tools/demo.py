@@ -6,7 +6,6 @@ R-CNN is also trained from scratch for as long, to show what pretraining gives. 
 where it stopped; what is done and unchanged is not done again.
 """
 
-import shutil
 import time
 from pathlib import Path
 
@@ -30,9 +29,7 @@ def main() -> None:
 
     started = time.monotonic()
     write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)
-    if args.fresh:
-        shutil.rmtree(args.work_dir, ignore_errors=True)
-    train_and_test(args.work_dir)
+    train_and_test(args.work_dir, args.fresh)
     results = collect_results(args.work_dir)
     page = args.work_dir / 'report.html'
     write_report(results, page, describe_machine())
@@ -41,15 +38,18 @@ def main() -> None:
     print(f'report: {page} (took {clock(time.monotonic() - started)})')
 
 
-def train_and_test(work_dir: Path) -> None:
-    """The classifier, then what starts from it; on two cores, two processes at a time."""
+def train_and_test(work_dir: Path, fresh: bool) -> None:
+    """The classifier, then what starts from it; on two cores, two processes at a time.
+
+    What an earlier demo did is done again if `fresh`.
+    """
     from inline.engine.config import load_config
     from inline.engine.runs import ROOT, Run, run_all
 
     def run(name: str, config: str, pretrained: Path | None = None, processes: int = 1) -> Run:
         path = ROOT / 'configs' / 'digits' / f'{config}.py'
         batch = load_config(path).train_dataloader.batch_size
-        return Run(
+        made = Run(
             path,
             work_dir / name,
             pretrained=pretrained,
@@ -58,6 +58,9 @@ def train_and_test(work_dir: Path) -> None:
             keep_predictions=True,
             depends_on=(DATA / 'meta.json').read_text(),
         )
+        if fresh:
+            made.forget()
+        return made
 
     classifier = run('classification', 'inline-pvt-micro_digits', processes=2)
     run_all([classifier], width=1)

@@ -65,12 +65,22 @@ class Run:
         return _read(self.folder / 'done') == self.identity()
 
     def begin(self) -> None:
-        """Make the folder; what another version of the run left in it is removed."""
-        identity = self.identity()
-        if _read(self.folder / 'begun') != identity:
+        """Make the folder; what another version of the run left in it is removed, and nothing else."""
+        identity, begun = self.identity(), _read(self.folder / 'begun')
+        if begun is None and self.folder.exists() and not _is_empty(self.folder):
+            raise UserError(
+                f'{str(self.folder)!r} is to be the folder of a run and holds something else: '
+                'choose another place for the runs, or move it away'
+            )
+        if begun != identity:
             shutil.rmtree(self.folder, ignore_errors=True)
             make_folder('work directory', self.folder)
             (self.folder / 'begun').write_text(identity)
+
+    def forget(self) -> None:
+        """Remove the folder, if it is one of a run."""
+        if (self.folder / 'begun').is_file():
+            shutil.rmtree(self.folder)
 
     def mark_done(self) -> None:
         (self.folder / 'done').write_text(self.identity())
@@ -163,6 +173,10 @@ def settings_of(config: Path) -> str:
 
 def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _read(path: Path) -> str | None:

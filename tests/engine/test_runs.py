@@ -57,6 +57,24 @@ def test_a_run_in_a_file_is_refused(tmp_path: Path) -> None:
         Run(CONFIG, tmp_path / 'notes' / 'run').begin()
 
 
+@pytest.mark.parametrize('name', ['photographs/0.jpg', 'photographs'])
+def test_what_is_of_no_run_is_never_removed(name: str, tmp_path: Path) -> None:
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text('of the user')
+    run = Run(CONFIG, tmp_path / 'photographs')
+    with pytest.raises(
+        UserError, match=r"photographs' is to be the folder of a run and holds something else"
+    ):
+        run.begin()
+    run.forget()
+    assert own.read_text() == 'of the user'
+    own.unlink()
+    run.begin()
+    run.forget()
+    assert not run.folder.exists()
+
+
 def test_commands_are_those_a_user_would_type(tmp_path: Path) -> None:
     run = Run(CONFIG, tmp_path / 'run', data_root='/datasets', options=('a=1', 'b=2'), flags=('--amp',))
     words = run.train_command()[1:]
