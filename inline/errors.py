@@ -28,23 +28,39 @@ class UnreadableError(BadDataError):
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports a mistake on the command line as a :class:`UserError`, without the usage."""
+    """Reports a mistake on the command line as a :class:`UserError`, without the usage.
+
+    Flags are written in full: the beginning of one may be another that was meant.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        if 'arguments are required' in message:
+        if 'arguments are required' in message or 'unrecognized arguments' in message:
             # A flag that is misspelt is missing, too: what was written says more than what was not.
+            known = self._flags()
             flags = (word.split('=')[0] for word in self._words if word.startswith('--'))
-            known = list(self._option_string_actions)
             for flag in flags:
-                if not any(name.startswith(flag) for name in known):
+                if flag not in known:
                     close = difflib.get_close_matches(flag, known, n=1)
                     hint = f', did you mean {close[0]}?' if close else ''
                     raise UserError(f'unrecognized argument {flag}{hint}')
         raise UserError(message)
+
+    def _flags(self) -> list[str]:
+        """All flags, those of commands within this one, too."""
+        flags = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                flags += [
+                    flag for parser in action.choices.values() for flag in parser._option_string_actions
+                ]
+        return flags
 
 
 @contextmanager

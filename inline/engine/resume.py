@@ -109,6 +109,11 @@ def read_state(path: str) -> dict[str, Any]:
             f'checkpoint {path!r} holds no state of a training: only what a training saved can be resumed; '
             '--pretrained starts from weights'
         )
+    if 'optimizer' not in content:
+        raise UserError(
+            f'checkpoint {path!r} holds no state of the optimizer, as a best_….pth: resume from an '
+            'iter_….pth or epoch_….pth; --pretrained starts from weights'
+        )
     return content
 
 

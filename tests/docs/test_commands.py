@@ -174,7 +174,7 @@ def test_make_knows_the_targets_of_the_pages() -> None:
 def test_a_wrong_flag_is_noticed() -> None:
     code, output = in_a_process(lambda: parse(['tools/make_digit_scenes.py', '--no-such-flag']), ROOT)
     assert code == 2
-    assert 'error: unrecognized arguments: --no-such-flag' in output
+    assert 'error: unrecognized argument --no-such-flag' in output
     assert in_a_process(lambda: parse(['tools/make_digit_scenes.py', '--seed', '1']), ROOT) == (0, '')
 
 

@@ -18,7 +18,8 @@ from inline.errors import UserError
 
 def content(step: int, seed: int = 7) -> dict:
     weights = {'weight': torch.arange(5000.0)}
-    return {'meta': {'epoch': 0, 'iter': step, 'seed': seed}, 'state_dict': weights, 'message_hub': {}}
+    meta = {'epoch': 0, 'iter': step, 'seed': seed}
+    return {'meta': meta, 'state_dict': weights, 'message_hub': {}, 'optimizer': {}}
 
 
 def checkpoint(step: int) -> bytes:
@@ -114,6 +115,16 @@ def test_any_cut_and_any_wrong_byte_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(wrong)
         with pytest.raises(UserError, match='check sum'):
             read_state(str(path))
+
+
+def test_a_checkpoint_without_the_optimizer_is_refused(tmp_path: Path) -> None:
+    """As the best of a training is saved: MMEngine would go on with a new optimizer and say nothing."""
+    content = torch.load(save(tmp_path, 10), weights_only=True)
+    del content['optimizer']
+    best = tmp_path / 'best_top1_iter_10.pth'
+    torch.save(content, best)
+    with pytest.raises(UserError, match=r"best_top1_iter_10\.pth' holds no state of the optimizer"):
+        choose_checkpoint(config(tmp_path), str(best))
 
 
 def test_none_good_is_told_in_one_line(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ MISTAKES = {
     'config': (['nowhere.py', 'gone.pth'], "config 'nowhere.py' does not exist"),
     'checkpoint': ([CONFIG, 'gone.pth'], "checkpoint 'gone.pth' does not exist"),
     'half a comparison': ([CONFIG, 'gone.pth', '--compare', CONFIG], '--compare: expected 2 arguments'),
-    'sharing': ([CONFIG, 'gone.pth', '--share'], 'unrecognized arguments: --share'),
+    'sharing': ([CONFIG, 'gone.pth', '--share'], 'unrecognized argument --share'),
 }
 
 
