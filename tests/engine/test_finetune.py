@@ -4,10 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from inline.datasets.own_data import IMAGE_SUFFIXES, read_image_folder
 from inline.engine.bad_data import guard_data
@@ -77,16 +76,18 @@ def test_every_image_that_is_counted_is_trained_on(tmp_path: Path) -> None:
         for i, suffix in enumerate(IMAGE_SUFFIXES):
             path = tmp_path / split / 'ab'[i % 2] / f'{i}{suffix}'
             path.parent.mkdir(parents=True, exist_ok=True)
-            assert cv2.imwrite(str(path), np.full((60, 50), 10 * i, np.uint8))
+            Image.new('RGB', (50, 60), (10 * i,) * 3).save(path)
     cfg = load_config(FINETUNE / 'inline-pvt-micro_image-folder.py')
+    cfg.work_dir = str(tmp_path / 'work')
     set_data_root(cfg, tmp_path)
     fit_to_own_data(cfg)
     init_default_scope(cfg.default_scope)
     guard_data(cfg, ('val_dataloader',))
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     assert len(dataset) == len(IMAGE_SUFFIXES) == read_image_folder(tmp_path).counts['val']
-    read = {int(sample['inputs'].float().mean().round()) for sample in dataset}
-    assert read == {10 * i for i in range(len(IMAGE_SUFFIXES))}
+    # Some formats change a colour a little.
+    read = {round(float(sample['inputs'].float().mean()) / 10) for sample in dataset}
+    assert read == set(range(len(IMAGE_SUFFIXES)))
 
 
 STEPS = {
