@@ -29,9 +29,9 @@ def main() -> None:
     )
     parser.add_argument('--probe-steps', type=int, metavar='N', help='steps of a probe (default: its own)')
     args = parser.parse_args()
-    for flag in ('seeds', 'images'):
-        if getattr(args, flag) < 1:
-            raise UserError(f'--{flag} {getattr(args, flag)}: must be at least 1')
+    for flag, value in (('seeds', args.seeds), ('images', args.images), ('probe-steps', args.probe_steps)):
+        if value is not None and value < 1:
+            raise UserError(f'--{flag} {value}: must be at least 1')
     prepare()
     from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
 

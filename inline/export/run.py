@@ -104,9 +104,9 @@ def export(cfg: Config, request: Request) -> Iterator[str]:
             yield from compare_accuracy(cfg, subject, run, request, bound)
         side = Path(folder) / 'facts.json'
         side.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + '\n')
-        os.replace(side, out.with_suffix('.json'))
+        os.replace(side, f'{out}.json')
         os.replace(made, out)
-    yield f'wrote {out} and {out.with_suffix(".json")}'
+    yield f'wrote {out} and {out}.json'
 
 
 def check(cfg: Config, request: Request, size: tuple[int, int]) -> None:

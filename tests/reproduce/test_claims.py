@@ -133,6 +133,15 @@ def test_a_data_root_without_the_data_is_told_before_the_probes(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('flag', ['--seeds', '--images', '--probe-steps'])
+def test_a_number_below_one_is_refused(flag: str) -> None:
+    from tests.conftest import run_tool
+
+    done = run_tool('tools/claims.py', flag, '0')
+    assert (done.returncode, done.stderr) == (2, f'error: {flag} 0: must be at least 1\n')
+
+
+@pytest.mark.slow
 def test_the_tool_from_probes_to_page(digit_scenes: Path, tmp_path: Path) -> None:
     from tests.conftest import run_tool
 
