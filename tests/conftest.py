@@ -7,6 +7,7 @@ import os
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ['ORT_DISABLE_TELEMETRY'] = '1'
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ import torch
 from inline.compat import prepare
 from tests.warm import run_warm, spare_time
 
+# A shell that starts tests in the background lets them ignore Ctrl-C, and so the processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 prepare()
 spare_time()
 torch.set_num_threads(1)

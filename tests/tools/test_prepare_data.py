@@ -105,12 +105,16 @@ def test_ctrl_c_ends_all_processes_with_one_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stderr is not None
     seen = ''
-    # Some images are through: the workers are at work.
-    while not re.search(r'\| [1-9]\d*/', seen) and process.poll() is None:
-        seen += process.stderr.read(1)
-    # A terminal sends it to the whole group.
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=300)
+    try:
+        # Some images are through: the workers are at work.
+        while not re.search(r'\| [1-9]\d*/', seen) and process.poll() is None:
+            seen += process.stderr.read(1)
+        # A terminal sends it to the whole group.
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode == 130, err
     assert out == ''
     assert 'Traceback' not in err
