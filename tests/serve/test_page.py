@@ -70,7 +70,10 @@ def address(tmp_path: Path) -> Iterator[str]:
             yield f'http://127.0.0.1:{port}/'
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(PATIENCE)
+            try:
+                server.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                server.kill()
     assert server.returncode == 130
     assert 'Traceback' not in (tmp_path / 'errors').read_text()
     assert not list((tmp_path / 'tmp').iterdir())
