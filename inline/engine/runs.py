@@ -15,7 +15,7 @@ from typing import Any
 from inline.engine.config import load_config
 from inline.engine.logs import read_scalars, training_records
 from inline.errors import UserError
-from inline.whole_files import make_folder
+from inline.whole_files import make_folder, write_whole
 
 # The tools and configs stand beside the package.
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,9 +73,14 @@ class Run:
                 'choose another place for the runs, or move it away'
             )
         if begun != identity:
-            shutil.rmtree(self.folder, ignore_errors=True)
             make_folder('work directory', self.folder)
-            (self.folder / 'begun').write_text(identity)
+            # What tells that the folder is a run's stays to the end, should this process be killed.
+            for path in self.folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != 'begun':
+                    path.unlink()
+            write_whole(self.folder / 'begun', identity.encode())
 
     def forget(self) -> None:
         """Remove the folder, if it is one of a run."""

@@ -57,6 +57,30 @@ def test_a_run_in_a_file_is_refused(tmp_path: Path) -> None:
         Run(CONFIG, tmp_path / 'notes' / 'run').begin()
 
 
+def test_killed_while_it_removes_leftovers_a_run_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(CONFIG, tmp_path / 'run')
+    run.begin()
+    (run.folder / 'begun').write_text('another version')
+    for name in ('a', 'logs/b', 'z'):
+        (run.folder / name).parent.mkdir(exist_ok=True)
+        (run.folder / name).touch()
+    removals = []
+
+    def killed(path: Path) -> None:
+        removals.append(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, 'unlink', killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.begin()
+    assert removals
+    run.begin()
+    assert [path.name for path in run.folder.iterdir()] == ['begun']
+
+
 @pytest.mark.parametrize('name', ['photographs/0.jpg', 'photographs'])
 def test_what_is_of_no_run_is_never_removed(name: str, tmp_path: Path) -> None:
     own = tmp_path / name
