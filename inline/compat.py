@@ -73,7 +73,7 @@ def _find_base_configs_at_once() -> None:
     from mmengine.config import config
 
     search = config._get_external_cfg_path
-    if getattr(search, 'skips_bases', False):
+    if search.__module__ == __name__:
         return
 
     def find(package_path: str, name: str) -> str:
@@ -82,7 +82,6 @@ def _find_base_configs_at_once() -> None:
             raise ValueError(f'{name} is in no metafile')
         return str(search(package_path, name))
 
-    find.skips_bases = True  # type: ignore[attr-defined]
     config._get_external_cfg_path = find
 
 
@@ -94,14 +93,13 @@ def _keep_debug_messages_quiet() -> None:
     from mmengine import logging as mmengine_logging
 
     print_log = mmengine_logging.print_log
-    if getattr(print_log, 'skips_debug', False):
+    if print_log.__module__ == __name__:
         return
 
     def print_unless_debug(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
         if logger is not None or level > logging.DEBUG:
             print_log(msg, logger, level)
 
-    print_unless_debug.skips_debug = True  # type: ignore[attr-defined]
     mmengine_logging.print_log = print_unless_debug
 
 

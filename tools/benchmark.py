@@ -20,8 +20,6 @@ from inline.measure.models import DTYPES, Settings, measure
 from inline.whole_files import make_folder
 
 ACCURACIES = Path(__file__).resolve().parents[1] / 'results' / 'paper' / 'imagenet.csv'
-# Height and width where the config does not decide: what papers report.
-USUAL_SHAPES = {'mmdet': (800, 1280), 'mmseg': (512, 512)}
 COLUMNS = ('model', 'height', 'width', 'latency ms', 'spread', 'images/s', 'batch', 'peak MB',
            'threads', 'dtype', 'machine')  # fmt: skip
 
@@ -78,10 +76,11 @@ class Runnable(nn.Module):
 
 
 def from_config(args: Namespace) -> tuple[str, nn.Module, tuple[int, int]]:
-    from inline.engine.config import image_size, load_config
+    from inline.engine.complexity import usual_shape
+    from inline.engine.config import load_config
 
     cfg = load_config(args.config, {})
-    shape = tuple(args.shape or USUAL_SHAPES.get(cfg.default_scope) or image_size(cfg))
+    shape = tuple(args.shape or usual_shape(cfg))
     return Path(args.config).stem, Runnable(args, shape), shape
 
 

@@ -9,9 +9,6 @@ from inline.compat import prepare
 from inline.engine.flags import add_cfg_options
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 
-# Height and width where the config does not decide: what papers report.
-USUAL_SHAPES = {'mmdet': (800, 1280), 'mmseg': (512, 512)}
-
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
@@ -27,11 +24,11 @@ def main() -> None:
     add_cfg_options(parser)
     args = parser.parse_args()
     prepare()
-    from inline.engine.complexity import count_config
-    from inline.engine.config import image_size, load_config
+    from inline.engine.complexity import count_config, usual_shape
+    from inline.engine.config import load_config
 
     cfg = load_config(args.config, args.cfg_options)
-    shape = tuple(args.shape or USUAL_SHAPES.get(cfg.default_scope) or image_size(cfg))
+    shape = tuple(args.shape or usual_shape(cfg))
     if min(shape) < 1:
         raise UserError(f'--shape {shape[0]} {shape[1]}: must be two sizes in pixels')
     rows = [

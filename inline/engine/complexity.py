@@ -19,10 +19,12 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from inline.engine.config import image_size
 from inline.engine.launch import drop_pretrained
 from inline.models.mixers import InLineMixer
 
 NORM_COST = 5
+_USUAL_SHAPES = {'mmdet': (800, 1280), 'mmseg': (512, 512)}
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ def _operators_below(name: str, counts: dict[str, dict[Any, int]]) -> Iterator[i
         parents = key.split('.')
         if not any('.'.join(parents[:depth]) in inside for depth in range(1, len(parents))):
             yield from counts[key].values()
+
+
+def usual_shape(cfg: Config) -> tuple[int, int]:
+    """Height and width that papers report costs at; of a classifier those that it is made for."""
+    return _USUAL_SHAPES.get(cfg.default_scope) or image_size(cfg)
 
 
 def count_config(cfg: Config, shape: tuple[int, int]) -> list[Cost]:

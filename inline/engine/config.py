@@ -10,7 +10,8 @@ from mmengine.config import Config
 from inline.datasets.imagenet_layout import zip_of
 from inline.engine.check_config import check_options
 from inline.errors import UserError
-from inline.models.backbones.deit import ARCHS
+from inline.models.archs import resolve_arch
+from inline.models.backbones.deit import ARCHS, DeiTArch
 from inline.safetensors_files import SUFFIX
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
@@ -47,10 +48,7 @@ def image_size(cfg: Config) -> tuple[int, int]:
     backbone = cfg.model.backbone
     size = backbone.get('img_size')
     if size is None and str(backbone.get('type')).endswith('InLineDeiT'):
-        arch = backbone.get('arch', 'tiny')
-        size = (
-            arch.get('img_size') if isinstance(arch, Mapping) else getattr(ARCHS.get(arch), 'img_size', None)
-        )
+        size = resolve_arch(backbone.get('arch', 'tiny'), ARCHS, DeiTArch).img_size
     size = 224 if size is None else size
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 

@@ -74,18 +74,22 @@ class Run:
             )
         if begun != identity:
             make_folder('work directory', self.folder)
-            # What tells that the folder is a run's stays to the end, should this process be killed.
-            for path in self.folder.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                elif path.name != 'begun':
-                    path.unlink()
+            self._clear()
             write_whole(self.folder / 'begun', identity.encode())
 
     def forget(self) -> None:
         """Remove the folder, if it is one of a run."""
         if (self.folder / 'begun').is_file():
+            self._clear()
             shutil.rmtree(self.folder)
+
+    def _clear(self) -> None:
+        """Remove all but what tells that the folder is a run's, should this process be killed."""
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != 'begun':
+                path.unlink()
 
     def mark_done(self) -> None:
         (self.folder / 'done').write_text(self.identity())

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
@@ -27,7 +26,7 @@ from inline.errors import UserError
 from inline.inference.inputs import Source, find_sources
 from inline.inference.loading import Classes
 from inline.inference.model import InLineModel
-from inline.inference.results import Prediction
+from inline.inference.results import Prediction, write_image
 
 TOP = 5
 
@@ -90,10 +89,7 @@ class Output:
     def _add_segmentation(self, prediction: Prediction) -> None:
         labels = np.asarray(prediction.pred_sem_seg.data)[0]
         path = labels_path(self.folder, prediction.source)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = labels.astype(np.uint8 if len(self.classes.names) <= 256 else np.uint16)
-        if not cv2.imwrite(str(path), written):
-            raise UserError(f'{str(path)!r} cannot be written')
+        write_image(path, labels.astype(np.uint8 if len(self.classes.names) <= 256 else np.uint16))
         counts = np.bincount(labels.reshape(-1), minlength=len(self.classes.names))
         shares = {
             name: count / labels.size

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, overload
 
 import cv2
 from mmengine.structures import BaseDataElement
+from numpy.typing import NDArray
 
 from inline.errors import UserError
 from inline.inference.drawing import DEFAULT_SCORE_THR, draw
@@ -55,9 +56,7 @@ class Prediction:
             raise UserError(f'{str(path)!r} must end as an image does, such as .png or .jpg')
         if self.source.path is not None and path.resolve() == self.source.path.resolve():
             raise UserError(f'{str(path)!r} is the image itself: choose another file to save its drawing')
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not cv2.imwrite(str(path), self.draw(score_thr)):
-            raise UserError(f'{str(path)!r} cannot be written')
+        write_image(path, self.draw(score_thr))
         return path
 
     def show(self, score_thr: float = DEFAULT_SCORE_THR) -> None:
@@ -152,3 +151,10 @@ class Predictions(Sequence[Prediction]):
         """Draw each image into a window, or into the notebook, one after the other."""
         for prediction in self:
             prediction.show(score_thr)
+
+
+def write_image(path: Path, image: NDArray[Any]) -> None:
+    """A file whose ending says the format, in a folder that is made if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not cv2.imwrite(str(path), image):
+        raise UserError(f'{str(path)!r} cannot be written')

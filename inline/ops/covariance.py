@@ -39,7 +39,8 @@ def covariance(
     dtype = torch.promote_types(k.dtype, torch.float32)
     counted = count_exactly(k, key_mask)
     k_mean, v_mean = (t.sum(dim=1, keepdim=True, dtype=dtype) / counted for t in (k, v))
-    k, v = ((t - mean.to(t.dtype)) * root_share(t, key_mask) for t, mean in ((k, k_mean), (v, v_mean)))
+    root = root_share(k, key_mask)
+    k, v = ((t - mean.to(t.dtype)) * root for t, mean in ((k, k_mean), (v, v_mean)))
     return (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale, v_mean
 
 

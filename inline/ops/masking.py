@@ -12,10 +12,9 @@ def zero_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def count_keys(x: Tensor, key_mask: Tensor | None) -> int | Tensor:
-    """How many tokens of x (B, …, N, d) count: N, or a tensor that broadcasts against x."""
-    if key_mask is None:
-        return x.shape[-2]
-    return _align(key_mask, x).sum(dim=-2, keepdim=True).clamp(min=1).to(x.dtype)
+    """How many tokens of x (B, …, N, d) count: N, or a tensor of its precision that broadcasts against x."""
+    count = count_exactly(x, key_mask)
+    return count.to(x.dtype) if isinstance(count, Tensor) else count
 
 
 def count_exactly(x: Tensor, key_mask: Tensor | None) -> int | Tensor:
