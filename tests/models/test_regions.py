@@ -78,3 +78,19 @@ def test_shifted_windows_that_do_not_wrap_by_hand() -> None:
 def test_shifted_windows_that_wrap_by_hand() -> None:
     regions = Regions((1, 7), (1, 4), (0, 2))
     assert places(regions).tolist() == [[2, 3, 4, 5], [6, -1, 0, 1]]
+
+
+@pytest.mark.parametrize('regions', [case for case in CASES if not case.is_whole], ids=str)
+def test_compiled_code_has_an_operator_for_each_that_does_the_same(regions: Regions) -> None:
+    """What torch.compile is told of shapes, memory and gradients is held to what the operators do."""
+    numbers = ([*regions.hw], [*regions.window], [*regions.shift], regions.wrap)
+    x = torch.randn(2, regions.hw[0] * regions.hw[1], 3, dtype=torch.float64, requires_grad=True)
+    windows = regions.cut(x).detach().requires_grad_()
+    assert torch.equal(torch.ops.inline.cut_regions(x, *numbers, 0.0), windows)
+    assert torch.equal(torch.ops.inline.join_regions(windows, *numbers), x)
+    for op, args in (
+        (torch.ops.inline.cut_regions, (x, *numbers, 0.0)),
+        (torch.ops.inline.join_regions, (windows, *numbers)),
+    ):
+        torch.library.opcheck(op, args)
+        assert torch.autograd.gradcheck(op, args)

@@ -1,6 +1,8 @@
 """Cutting a map into the regions within which tokens attend: windows, shifted windows, stripes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,8 @@ class Regions:
         """(B, H·W, C) → (B·count, h·w, C), the windows of an image one after another."""
         if self.is_whole:
             return x
+        if _compiles():
+            return _cut(x, *self._numbers, self.wrap, PAD_VALUE if fill is None else fill)
         if self.is_open:
             rows, columns = self._sources(x.device)
             places = rows.clamp(0, self.hw[0] - 1) * self.hw[1] + columns.clamp(0, self.hw[1] - 1)
@@ -69,6 +73,8 @@ class Regions:
         """(B·count, h·w, C) → (B, H·W, C), the padding left out."""
         if self.is_whole:
             return windows
+        if _compiles():
+            return _join(windows, *self._numbers, self.wrap)
         if self.is_open:
             x = windows.reshape(-1, self.count * self.window[0] * self.window[1], windows.shape[2])
             return x.index_select(1, self._targets(windows.device))
@@ -114,6 +120,11 @@ class Regions:
         """Height and width of the padded map, a whole number of windows."""
         (h, w), (top, left) = self.window, self._offset
         return ceil_div(self.hw[0] + top, h) * h, ceil_div(self.hw[1] + left, w) * w
+
+    @property
+    def _numbers(self) -> tuple[list[int], list[int], list[int]]:
+        """All sizes, as the operators below take them."""
+        return list(self.hw), list(self.window), list(self.shift)
 
     def _roll(self, x: Tensor, sign: int) -> Tensor:
         if not self.wrap or _same(self.shift, (0, 0)):
@@ -202,6 +213,68 @@ def stripes(hw: tuple[int, int], width: int) -> tuple[Regions, Regions]:
         Regions(hw, (height, min(width, full_width))),
         Regions(hw, (min(width, height), full_width)),
     )
+
+
+# To torch.compile cutting and joining are one operator each, of which it knows the shapes alone. Step by step
+# it would have to prove for every size that views of padded and moved maps fit, which takes it minutes.
+def _compiles() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+@torch.library.custom_op('inline::cut_regions', mutates_args=())
+def _cut(
+    x: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool, fill: float
+) -> Tensor:
+    return _own(_regions(hw, window, shift, wrap).cut(x, fill), x)
+
+
+@_cut.register_fake
+def _(
+    x: Tensor,
+    hw: Sequence[int],
+    window: Sequence[int],
+    shift: Sequence[int],
+    wrap: bool,
+    fill: float,  # noqa: ARG001 (of no shape)
+) -> Tensor:
+    count = _regions(hw, window, shift, wrap).count
+    return x.new_empty(x.shape[0] * count, window[0] * window[1], x.shape[2])
+
+
+@torch.library.custom_op('inline::join_regions', mutates_args=())
+def _join(
+    windows: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool
+) -> Tensor:
+    return _own(_regions(hw, window, shift, wrap).join(windows), windows)
+
+
+@_join.register_fake
+def _(windows: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> Tensor:
+    batch = windows.shape[0] // _regions(hw, window, shift, wrap).count
+    return windows.new_empty(batch, hw[0] * hw[1], windows.shape[2])
+
+
+def _keep_numbers(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (what torch calls)
+    ctx.numbers = inputs[1:5]
+
+
+# Padded places lead nowhere, so each is the other's gradient.
+_cut.register_autograd(
+    lambda ctx, grad: (_join(grad, *ctx.numbers), *[None] * 5), setup_context=_keep_numbers
+)
+_join.register_autograd(
+    lambda ctx, grad: (_cut(grad, *ctx.numbers, 0.0), *[None] * 4), setup_context=_keep_numbers
+)
+
+
+def _regions(hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> Regions:
+    return Regions((hw[0], hw[1]), (window[0], window[1]), (shift[0], shift[1]), wrap)
+
+
+def _own(result: Tensor, source: Tensor) -> Tensor:
+    """An operator's result is dense and shares no memory with what it was made from."""
+    shared = result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return result.clone() if shared else result.contiguous()
 
 
 def _same(a: tuple[int, int], b: tuple[int, int]) -> bool:
