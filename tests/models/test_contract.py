@@ -1,4 +1,7 @@
-"""Every registered mixer against the contract; a new one is tested by being registered."""
+"""Every registered mixer against the contract, and those with kernels and parts in every form.
+
+A new mixer is tested by being registered.
+"""
 
 import re
 from collections.abc import Iterator
@@ -7,16 +10,34 @@ import pytest
 
 from inline.models import InLinePVT
 from inline.models.mixers import MIXERS
+from inline.models.mixers.kernel import AFFINE_RELU
+from inline.ops import KERNELS
 from tests.conftest import ROOT
-from tests.models.contract import CHECKS, run_contract
+from tests.models.contract import CHECKS, Config, run_contract
 
 PAGE = ROOT / 'docs' / 'add_a_mixer.md'
+# By the names that `pytest -k` takes; each begins with its mixer's.
+CONFIGS: dict[str, Config] = {
+    **{name: {'type': name} for name in sorted(MIXERS)},
+    **{
+        f'{name}-{kernel}': {'type': name, 'kernel': kernel}
+        for name, default in (('Linear', 'relu'), ('InLine', 'identity'))
+        for kernel in (*KERNELS, AFFINE_RELU)
+        if kernel != default
+    },
+    **{
+        f'InLine-not_injective-{kernel}': {'type': 'InLine', 'injective': False, 'kernel': kernel}
+        for kernel in (*KERNELS, AFFINE_RELU)
+    },
+    'InLine-no_residual': {'type': 'InLine', 'residual': False},
+    'InLine-neither': {'type': 'InLine', 'injective': False, 'residual': False},
+}
 
 
 @pytest.mark.parametrize('check', CHECKS)
-@pytest.mark.parametrize('name', sorted(MIXERS))
+@pytest.mark.parametrize('name', CONFIGS)
 def test_contract(name: str, check: str) -> None:
-    CHECKS[check](name)
+    CHECKS[check](CONFIGS[name])
 
 
 @pytest.fixture
@@ -34,7 +55,7 @@ def code_blocks() -> list[str]:
 
 
 def test_the_mixer_of_the_page_fulfils_the_contract(mixer_of_the_page: str) -> None:
-    run_contract(mixer_of_the_page)
+    run_contract({'type': mixer_of_the_page})
 
 
 def test_the_mixer_of_the_page_takes_its_own_option_in_a_backbone(mixer_of_the_page: str) -> None:

@@ -76,7 +76,7 @@ def test_stripes_wider_than_the_map_are_whole() -> None:
 @pytest.mark.parametrize('kind', SHIFTS)
 @pytest.mark.parametrize('name', ['InLine', 'Softmax', 'Linear'])
 def test_mixers_give_the_same_in_regions_of_open_size(name: str, kind: str) -> None:
-    mixer = make(name, **SHIFTS[kind])
+    mixer = make({'type': name}, **SHIFTS[kind])
     for hw in SIZES:
         x = tokens(hw)
         expected = mixer(x, hw, x)
