@@ -1,11 +1,14 @@
 """TransNormer's NormAttention: linear attention that divides by the size of its output, not by a sum.
 
-With φ(x) = elu(x) + 1 and RMS the root of the mean square over the channels of a head,
+With φ(x) = elu(x) + 1, in each head
 
-    o_i = (1/N) Σ_j φ(q_i)·φ(k_j) v_j,        out_i = o_i / RMS(o_i)
+    o_i = (1/N) Σ_j φ(q_i)·φ(k_j) v_j,        out_i = o_i / RMS_i
+
+and RMS_i the root of the mean square of o_i over the channels of all heads, as in the authors' code, which
+norms the heads laid side by side.
 
 The division is by one number for each query, so the output is a weighted sum of the values after all,
-with w_ij = φ(q_i)·φ(k_j) / (N · RMS(o_i)). These weights depend on the values and do not sum to 1.
+with w_ij = φ(q_i)·φ(k_j) / (N · RMS_i). These weights depend on the values and do not sum to 1.
 
 1/N leaves the output as it is but for the 1e-6 within the root, and keeps half precision in range. A
 learned gain after the norm is left out: the projection that follows can hold it. The paper's other part,
@@ -23,6 +26,8 @@ from inline.ops.kernels import apply_kernel
 from inline.ops.masking import count_keys, zero_masked
 
 EPSILON = 1e-6
+# A token is all heads and channels of (B, heads, N, d).
+TOKEN = (1, 3)
 
 
 def transnormer_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -35,10 +40,11 @@ def transnormer_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor |
         key_mask: (B, N), True for the keys that take part; None for all.
 
     Returns:
-        (B, heads, M, e), of root mean square 1 over e.
+        (B, heads, M, e), of root mean square 1 over heads and e.
     """
     out = weigh_values(apply_kernel('elu', q), apply_kernel('elu', k, key_mask), v, key_mask)
-    return F.rms_norm(out, out.shape[-1:], eps=EPSILON)
+    by_token = out.transpose(1, 2)
+    return F.rms_norm(by_token, by_token.shape[-2:], eps=EPSILON).transpose(1, 2)
 
 
 def transnormer_attention_naive(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -52,5 +58,5 @@ def transnormer_attention_weights(
     """The weights of every query on every key, (B, heads, M, N); a masked key has weight 0."""
     scores = apply_kernel('elu', q) @ apply_kernel('elu', k, key_mask).transpose(-2, -1)
     weights = scores / count_keys(k, key_mask)
-    mean_square = (weights @ zero_masked(v, key_mask)).square().mean(dim=-1, keepdim=True)
+    mean_square = (weights @ zero_masked(v, key_mask)).square().mean(dim=TOKEN, keepdim=True)
     return weights / (mean_square + EPSILON).sqrt()

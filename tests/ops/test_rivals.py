@@ -147,20 +147,26 @@ def test_efficient_weights_are_positive_and_sum_to_one(count: int, spread: float
 
 
 def test_transnormer_attention_by_hand() -> None:
-    """φ(0) = 1, φ(1) = 2: o = ((3, 0) + 2·(0, 2)) / 2 = (1.5, 2), of root mean square √3.125."""
-    q, k, v = column(0), column(0, 1), tokens((3, 0), (0, 2))
-    rms = math.sqrt(3.125)
-    assert transnormer_attention(q, k, v).flatten().tolist() == pytest.approx([1.5 / rms, 2 / rms], rel=1e-5)
+    """φ(0) = 1, φ(1) = 2, two heads of two channels.
+
+    The first gives ((3, 0) + 2·(0, 2)) / 2 = (1.5, 2), the second, whose keys are both 0, (0, (4 + 6) / 2) =
+    (0, 5). The mean square of all four is (2.25 + 4 + 0 + 25) / 4 = 7.8125.
+    """
+    q, k = torch.cat([column(0), column(0)], dim=1), torch.cat([column(0, 1), column(0, 0)], dim=1)
+    v = torch.cat([tokens((3, 0), (0, 2)), tokens((0, 4), (0, 6))], dim=1)
+    rms = math.sqrt(7.8125)
+    expected = [1.5 / rms, 2 / rms, 0, 5 / rms]
+    for op in (transnormer_attention, transnormer_attention_naive):
+        assert op(q, k, v).flatten().tolist() == pytest.approx(expected, rel=1e-5)
     weights = transnormer_attention_weights(q, k, v).flatten().tolist()
-    assert weights == pytest.approx([0.5 / rms, 1 / rms], rel=1e-5)
+    assert weights == pytest.approx([0.5 / rms, 1 / rms, 0.5 / rms, 0.5 / rms], rel=1e-5)
 
 
 def test_transnormer_outputs_have_size_one_whatever_the_size_of_the_values() -> None:
     q, k, v = (randn(2, 3, 12, 8, seed=i) for i in range(3))
     out = transnormer_attention(q, k, v + 1)
-    torch.testing.assert_close(
-        out.square().mean(dim=-1), torch.ones(2, 3, 12, dtype=torch.float64), rtol=0, atol=1e-4
-    )
+    sizes = out.square().mean(dim=(1, 3))
+    torch.testing.assert_close(sizes, torch.ones(2, 12, dtype=torch.float64), rtol=0, atol=1e-4)
     torch.testing.assert_close(transnormer_attention(q, k, 10 * (v + 1)), out, rtol=0, atol=1e-4)
 
 

@@ -11,7 +11,7 @@ class TransNormerMixer(AttentionMixer):
     """TransNormer's NormAttention, see :mod:`inline.ops.transnormer_attention`.
 
     The block-diagonal softmax of TransNormer's early layers is another attention: ``dict(type='Softmax',
-    window_size=…)`` is its like for maps.
+    window_size=…)`` is its like for maps. In stripes the heads of each direction are normed by themselves.
     """
 
     def attend(self, part: Part) -> Tensor:
