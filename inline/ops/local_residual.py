@@ -4,6 +4,9 @@
 
 with one 3×3 kernel w per image and channel, row by row, and zeros beyond the border. Prefix tokens
 (a class token) have no place on the map: they give nothing and get nothing, and are left out of the result.
+
+Reference: the local attention residual of "Bridging the Divide: Reconsidering Softmax and Linear Attention",
+NeurIPS 2024, arXiv 2412.06590.
 """
 
 import torch

@@ -1,4 +1,14 @@
-"""Softmax attention, the quadratic baseline: w = softmax(s · q·k + bias)."""
+"""Softmax attention, the quadratic baseline.
+
+Query q gives key j the weight
+
+    w_j = exp(s · q·k_j + b_j) / Σ_i exp(s · q·k_i + b_i)
+
+with s = d^(-1/2) unless said otherwise, and a bias b for positions or pairs that are forbidden.
+
+Reference: Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser, Polosukhin, "Attention Is All You Need",
+NeurIPS 2017, arXiv 1706.03762.
+"""
 
 import torch
 import torch.nn.functional as F
