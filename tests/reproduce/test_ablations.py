@@ -31,11 +31,12 @@ def test_rows_differ_in_the_mixers_alone_and_build(ablation: Ablation, dataset: 
     rest, mixers = [], []
     for row in ablation.rows[dataset]:
         cfg = load_config(ablation.config(dataset, row))
-        # The large ones have the same mixers in larger layers.
-        if dataset == 'digits':
-            init_default_scope(cfg.default_scope)
-            with torch.device('meta'):
-                MODELS.build(cfg.model)
+        init_default_scope(cfg.default_scope)
+        side = {'digits': 48, 'imagenet': 224}[dataset]
+        with torch.device('meta'), torch.no_grad():
+            model = MODELS.build(cfg.model)
+            scores = model.head(model.extract_feat(torch.empty(2, 3, side, side)))
+        assert scores.shape == (2, {'digits': 10, 'imagenet': 1000}[dataset])
         content = cfg.to_dict()
         content.pop('_mixer', None)
         mixers.append(content['model']['backbone'].pop('mixers'))
@@ -50,8 +51,17 @@ def test_every_config_of_the_folder_is_a_row() -> None:
 
 
 def test_windows_are_the_papers() -> None:
-    sides = [int(row.split('-')[1]) for row in ABLATIONS['windows'].rows['imagenet'] if 'residual' not in row]
-    assert sides == [7, 14, 28, 56]
+    """The first three stages are InLine in windows, each side once with and once without the residual."""
+    ablation = ABLATIONS['windows']
+    found = []
+    for row in ablation.rows['imagenet']:
+        *windowed, last = load_config(ablation.config('imagenet', row)).model.backbone.mixers
+        assert last == {'type': 'Softmax'}
+        (first,) = {(mixer.window_size, mixer.get('residual', True)) for mixer in windowed}
+        assert len(windowed) == 3
+        assert {mixer.type for mixer in windowed} == {'InLine'}
+        found.append(first)
+    assert found == [(side, residual) for side in (7, 14, 28, 56) for residual in (False, True)]
 
 
 def test_rows_are_summed_up_over_seeds() -> None:
