@@ -30,6 +30,11 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         cfg = Config.fromfile(str(path))
     except (OSError, KeyError, SyntaxError, TypeError) as error:
         raise UserError(f'config {str(path)!r} cannot be read: {error}') from error
+    except ImportError as error:
+        raise UserError(
+            f'config {str(path)!r} cannot be read: {_first_cause(error)}. '
+            'PYTHONPATH must name the folder of a file in custom_imports'
+        ) from error
     check_options(cfg, options or {})
     try:
         cfg.merge_from_dict(dict(options or {}))
@@ -41,6 +46,13 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
             f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
         )
     return cfg
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What began a chain of errors: MMEngine's own are many lines and leave out the reason."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def image_size(cfg: Config) -> tuple[int, int]:

@@ -46,6 +46,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     'tools/dist_test.sh configs/digits/*': (
         f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
     ),
+    'python tools/train.py my_config.py': (
+        'tests/models/test_contract.py::test_the_mixer_of_the_page_trains_from_a_file_of_its_own',
+    ),
     'python tools/train.py CONFIG --resume*': (f'{TOOLS}::test_training_resumes_where_it_stopped',),
     'python tools/train.py CONFIG --cfg-options skip_nonfinite=*': (
         'tests/engine/test_nonfinite.py::test_a_step_that_is_left_out_changes_nothing',

@@ -28,6 +28,27 @@ def test_every_digits_config_loads_and_names_our_backbone(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ('module', 'told'),
+    [
+        (None, "No module named 'my_attention'"),
+        ('from inline.models.mixers import Wrong', "cannot import name 'Wrong' from 'inline.models.mixers'"),
+    ],
+)
+def test_a_custom_import_that_fails_is_told_with_its_reason(
+    module: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path / 'config.py', "custom_imports = dict(imports=['my_attention'])")
+    if module is not None:
+        write(tmp_path / 'my_attention.py', module)
+        monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as caught:
+        load_config(config)
+    assert told in str(caught.value)
+    assert 'PYTHONPATH must name the folder' in str(caught.value)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ('config', 'size'),
     [
         ('inline_deit/inline-deit-tiny_8xb512_in1k', (224, 224)),

@@ -3,8 +3,11 @@
 A new mixer is tested by being registered.
 """
 
+import os
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,7 @@ from inline.models import InLinePVT
 from inline.models.mixers import MIXERS
 from inline.models.mixers.kernel import AFFINE_RELU
 from inline.ops import KERNELS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_fresh
 from tests.models.contract import CHECKS, Config, run_contract
 
 PAGE = ROOT / 'docs' / 'add_a_mixer.md'
@@ -61,6 +64,22 @@ def test_the_mixer_of_the_page_fulfils_the_contract(mixer_of_the_page: str) -> N
 def test_the_mixer_of_the_page_takes_its_own_option_in_a_backbone(mixer_of_the_page: str) -> None:
     model = InLinePVT('tiny', mixers={'type': mixer_of_the_page, 'sharpness': 2.0, 'window_size': 7})
     assert {block.mixer.sharpness for stage in model.stages for block in stage.blocks} == {2.0}
+
+
+@pytest.mark.slow
+def test_the_mixer_of_the_page_trains_from_a_file_of_its_own(digit_scenes: Path, tmp_path: Path) -> None:
+    """Class and config as the page has them, in a folder that has nothing to do with the package."""
+    (config,) = (block for block in code_blocks() if 'custom_imports' in block)
+    (tmp_path / 'my_attention.py').write_text(code_blocks()[0])
+    (tmp_path / 'my_config.py').write_text(config.replace("'configs/", f"'{ROOT}/configs/"))
+    command = [
+        sys.executable, 'tools/train.py', tmp_path / 'my_config.py', '--work-dir', tmp_path / 'run',
+        '--data-root', digit_scenes.parent, '--cfg-options', 'train_cfg.max_iters=1',
+        'train_cfg.val_interval=1', 'train_dataloader.batch_size=4', 'default_hooks.checkpoint.interval=1',
+    ]  # fmt: skip
+    done = run_fresh([*map(str, command)], {**os.environ, 'PYTHONPATH': f'{ROOT}:{tmp_path}'})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / 'run' / 'iter_1.pth').exists()
 
 
 def test_the_first_block_of_the_page_is_short() -> None:
