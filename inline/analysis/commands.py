@@ -95,6 +95,7 @@ def run_injectivity(args: argparse.Namespace) -> None:
     header = ('model', 'image', 'layer', 'head', 'colliding pairs', 'pairs')
     write_csv(folder / 'injectivity.csv', header, rows)
     figures.draw_injectivity(measured, args.tolerance, folder / 'injectivity.png')
+    figures.draw_heads(measured, folder / 'injectivity_heads.png')
     table = [
         (
             label,
@@ -108,6 +109,7 @@ def run_injectivity(args: argparse.Namespace) -> None:
     ]
     print(format_table(('model', 'layer', 'colliding pairs/image', 'pairs/image', 'share (%)'), table))
     _tell(folder, 'injectivity')
+    print(folder / 'injectivity_heads.png')
 
 
 def measure_injectivity(

@@ -1,12 +1,13 @@
 """The figures: PNG files that can be read in a page's width."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -120,6 +121,51 @@ def _draw_layer_shares(axes: Any, measured: Mapping[str, Collisions], tolerance:
     axes.set_ylabel(f'pairs closer than {tolerance:g} (%)')
     _name_layers(axes, [list(layers) for layers in measured.values()])
     axes.legend()
+
+
+def draw_heads(measured: Mapping[str, Collisions], path: Path) -> None:
+    """For each model, the histogram of every head of every layer as one row of colours."""
+    largest = max(int(found.max()) for layers in measured.values() for found, _ in layers.values())
+    bins = _log_bins(largest)
+    histograms = {label: head_histograms(layers, bins) for label, layers in measured.items()}
+    with mpl.rc_context({**STYLE, 'axes.grid': False}):
+        columns = min(len(measured), MAX_COLUMNS)
+        lines = -(-len(measured) // columns)
+        height = min(max(0.11 * max(map(len, histograms.values())) + 1.2, 3.4), 12)
+        figure = Figure(figsize=(3.8 * columns + 1.4, height * lines), layout='constrained')
+        panels = figure.subplots(lines, columns, squeeze=False, sharex=True)
+        # A single image must be told from none, so colours rise steeply at first.
+        norm = PowerNorm(0.5, vmin=0, vmax=100)
+        for axes, (label, shares) in zip(panels.flat, histograms.items(), strict=False):
+            edges = np.arange(len(shares) + 1)
+            drawn = axes.pcolormesh(bins, edges, np.ma.masked_equal(shares, 0), norm=norm, cmap='viridis_r')
+            axes.set_xscale('symlog', linthresh=1)
+            axes.xaxis.set_major_formatter(PLAIN)
+            axes.set_xlabel('colliding query pairs of an image')
+            axes.tick_params(labelbottom=True)
+            axes.set_title(label)
+            _name_rows(axes, {key: found.shape[1] for key, (found, _) in measured[label].items()})
+        for axes in panels.flat[len(histograms) :]:
+            axes.set_axis_off()
+        figure.colorbar(drawn, ax=panels, label='images (%)', ticks=(0, 2, 10, 25, 50, 100), aspect=30)
+        _save(figure, path)
+
+
+def head_histograms(layers: Collisions, bins: Sequence[float]) -> NDArray[np.float64]:
+    """Percent of the images with so many colliding pairs, a row for each head of each layer in turn."""
+    heads = [head.numpy() for found, _ in layers.values() for head in found.T]
+    return np.stack([100 * np.histogram(head, bins)[0] / len(head) for head in heads])
+
+
+def _name_rows(axes: Any, heads: Mapping[str, int]) -> None:
+    """A tick in the middle of the rows of each layer and lines between layers; the first is at the top."""
+    ends = np.cumsum(list(heads.values()))
+    axes.set_yticks(ends - np.array(list(heads.values())) / 2, list(heads))
+    axes.tick_params(axis='y', length=0)
+    for end in ends[:-1]:
+        axes.axhline(end, color=GREY, linewidth=0.6)
+    axes.set_ylim(ends[-1], 0)
+    axes.set_ylabel(f'{_layer_title(heads)}, a row for each head')
 
 
 def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
@@ -244,8 +290,11 @@ def _name_layers(axes: Any, keys: Sequence[Sequence[str]]) -> None:
     names = list(longest) if all(list(one) == list(longest) for one in keys) else None
     ticks = list(range(len(longest)))
     axes.set_xticks(ticks, names or [str(tick + 1) for tick in ticks])
-    staged = names is not None and any('.' in name for name in names)
-    axes.set_xlabel('layer (stage.block)' if staged else 'layer')
+    axes.set_xlabel(_layer_title(names or ()))
+
+
+def _layer_title(names: Iterable[str]) -> str:
+    return 'layer (stage.block)' if any('.' in name for name in names) else 'layer'
 
 
 def _write_number(value: float) -> str:

@@ -104,7 +104,8 @@ def test_injectivity_counts_pairs_of_every_image_layer_and_head(
     # At a tolerance beyond all differences every pair collides.
     assert analyze('injectivity', *words, '--out', tmp_path, '--tolerance', '100')[0] == 0
     assert all(row['colliding pairs'] == row['pairs'] for row in read(tmp_path / 'injectivity.csv'))
-    assert_is_picture(tmp_path / 'injectivity.png')
+    for name in ('injectivity', 'injectivity_heads'):
+        assert_is_picture(tmp_path / f'{name}.png')
 
 
 def test_locality_gives_each_layer_its_share_and_its_chance(
