@@ -59,7 +59,7 @@ def draw_illustration(shown: Illustration, path: Path) -> None:
             panel.grid(visible=False, axis='x')
             panel.set_title(kind)
             panel.set_xlabel('key')
-        panels[0].set_ylabel('attention weight')
+            panel.set_ylabel('attention weight')
         panels[0].legend(title='length of the query', ncols=2, fontsize=8, title_fontsize=8)
         _save(figure, path)
 
@@ -77,6 +77,8 @@ def _draw_vectors(axes: Any, shown: Illustration) -> None:
     axes.set_ylim(-1.5, 3)
     axes.set_aspect('equal')
     axes.set_title('queries and keys')
+    axes.set_xlabel('first channel')
+    axes.set_ylabel('second channel')
 
 
 def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path: Path) -> None:
@@ -224,28 +226,44 @@ def draw_masking(rows: Sequence[Sequence[Cell]], path: Path) -> None:
 def draw_maps(
     image: NDArray[np.uint8], queries: Sequence[Pixel], maps: Sequence[LayerMaps], path: Path
 ) -> None:
-    """A row for each query: the image, then its weights in every layer. Last, the residual's kernels."""
-    with_residual = any(one.residual is not None for one in maps)
-    rows, columns = len(queries) + with_residual, 1 + len(maps)
-    with mpl.rc_context({**STYLE, 'axes.grid': False}):
+    """A row for each query: the image, then its weights in every layer. Then the residual's kernels."""
+    residuals = _residual_rows(maps, queries)
+    rows, columns = len(queries) + len(residuals), 1 + len(maps)
+    with mpl.rc_context({**STYLE, 'axes.grid': False, 'axes.titlesize': 10}):
         height = image.shape[0] / image.shape[1]
-        figure = Figure(figsize=(2.5 * columns, (2.5 * height + 0.8) * rows), layout='constrained')
+        figure = Figure(figsize=(2.7 * columns, (2.6 * height + 0.8) * rows), layout='constrained')
         figure.get_layout_engine().set(h_pad=0.1, rect=(0, 0, 1, 0.985))  # type: ignore[union-attr, call-arg]
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.flat:
             axes.set_axis_off()
         for row, query in zip(panels, queries, strict=False):
             _show_image(row[0], image, query)
-            row[0].set_title(f'query at {query[0]}, {query[1]}')
+            row[0].set_title(_name_query(query))
         for column, one in enumerate(maps, start=1):
             for i, query in enumerate(queries):
                 _show_weights(panels[i, column], image, query, one, one.weights[i].numpy())
                 panels[i, column].set_title(one.layer.name)
-            if one.residual is not None:
-                # The kernels differ by query only where there are windows; the first stands for all.
-                _show_grid(panels[-1, column], one.residual[0].numpy(), 0.0, None, 'mean over channels')
-                panels[-1, column].set_title('residual kernel')
+        for row, (i, name) in zip(panels[len(queries) :], residuals.items(), strict=True):
+            row[0].text(0.5, 0.5, f'local residual\n{name}', ha='center', va='center')
+            for axes, one in zip(row[1:], maps, strict=True):
+                if one.residual is not None:
+                    _show_grid(axes, one.residual[i].numpy(), 0.0, None, 'weight, mean over channels')
+                    axes.set_title(f'{one.layer.name}: 3×3 kernel')
         _save(figure, path)
+
+
+def _residual_rows(maps: Sequence[LayerMaps], queries: Sequence[Pixel]) -> dict[int, str]:
+    """Queries whose residual is drawn, and for whom: all have one kernel unless windows keep them apart."""
+    kernels = [one.residual for one in maps if one.residual is not None]
+    if not kernels:
+        return {}
+    if all(bool((each == each[:1]).all()) for each in kernels):
+        return {0: 'the same for all queries'}
+    return {i: _name_query(query) for i, query in enumerate(queries)}
+
+
+def _name_query(query: Pixel) -> str:
+    return f'query at (y, x) = ({query[0]}, {query[1]}) pixels'
 
 
 def _show_image(axes: Any, image: NDArray[np.uint8], query: Pixel) -> None:
@@ -272,11 +290,14 @@ def _show_weights(
 def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any, unit: str) -> None:
     reach = max(float(np.nanmax(np.abs(grid - centre))), 1e-6)
     shown = axes.imshow(grid, cmap='RdBu_r', vmin=centre - reach, vmax=centre + reach, extent=extent)
-    bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.8, aspect=18, pad=0.03)
+    bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.9, aspect=20, pad=0.03)
     bar.ax.tick_params(labelsize=8)
     bar.set_label(unit, fontsize=8)
-    bar.locator = MaxNLocator(3)
-    bar.update_ticks()
+    # Both ends and the middle, which is white; two digits of the reach, and fewer ticks where they are long.
+    decimals = max(1 - int(np.floor(np.log10(reach))), 0)
+    ticks = np.linspace(centre - reach, centre + reach, 5 if decimals < 3 else 3)
+    # Plus 0, so that a rounded −0 has no sign.
+    bar.set_ticks(ticks, labels=[f'{np.round(tick, decimals) + 0:.{decimals}f}' for tick in ticks])
 
 
 def _plot(axes: Any, values: Any, index: int, **style: Any) -> None:

@@ -8,6 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from inline.analysis import figures
+from inline.analysis.layers import Layer
+from inline.analysis.maps import LayerMaps
+from inline.models.mixers import build_mixer
 
 
 @pytest.fixture
@@ -53,3 +56,24 @@ def test_every_head_has_a_histogram_of_its_own(drawn: list[Figure], tmp_path: Pa
     assert (a.get_title(), b.get_title()) == ('a', 'b')
     assert (a.get_xlabel(), bar.get_ylabel()) == ('colliding query pairs of an image', 'images (%)')
     assert a.get_ylabel() == 'layer (stage.block), a row for each head'
+
+
+@pytest.mark.parametrize('same', [True, False])
+def test_residuals_are_drawn_once_or_for_each_query(same: bool, drawn: list[Figure], tmp_path: Path) -> None:
+    kernels = torch.arange(9.0).view(1, 3, 3).repeat(2, 1, 1)
+    if not same:
+        kernels[1] += 1
+    layer = Layer('1.1', 'stage 1 block 1', build_mixer({'type': 'InLine'}, 8, 2))
+    one = LayerMaps(layer, 8, torch.full((2, 4, 4), 1 / 16), 8, kernels)
+    image = np.zeros((32, 32, 3), np.uint8)
+    figures.draw_maps(image, [(4, 20), (9, 9)], [one], tmp_path / 'maps.png')
+    titles = [axes.get_title() for axes in drawn[0].axes]
+    assert [title for title in titles if 'query' in title] == [
+        'query at (y, x) = (4, 20) pixels',
+        'query at (y, x) = (9, 9) pixels',
+    ]
+    shown = [axes.images[0].get_array() for axes in drawn[0].axes if '3×3 kernel' in axes.get_title()]
+    np.testing.assert_allclose(shown, kernels[:1] if same else kernels)
+    texts = [text.get_text() for axes in drawn[0].axes for text in axes.texts]
+    told = ['the same for all queries'] if same else [title for title in titles if 'query' in title]
+    assert texts == [f'local residual\n{name}' for name in told]
