@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from benchmarks.plain import plain_twin
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
+from inline.measure.flags import add_timing_flags
+from inline.measure.machine import choose_device
 from inline.models.backbones.cswin import ARCHS as CSWIN
 from inline.models.backbones.deit import ARCHS as DEIT
 from inline.models.backbones.pvt import ARCHS as PVT
@@ -153,17 +155,25 @@ PASSES: dict[str, Callable[[nn.Module, Tensor, tuple[int, int]], Callable[[], No
 
 
 def time_shape(
-    shape: Shape, names: tuple[str, ...], *, dtype: str, batch: int, repetitions: int, max_scores: int
+    shape: Shape,
+    names: tuple[str, ...],
+    *,
+    device: torch.device,
+    dtype: str,
+    batch: int,
+    repetitions: int,
+    max_scores: int,
 ) -> Iterator[tuple[str, str, Timing, float, int]]:
     """Pass, peer, its timing, the speedup of InLine over it and its peak memory."""
-    x = torch.randn(batch, shape.tokens, shape.dim, dtype=DTYPES[dtype])
-    peers = {name: peer.to(x.dtype) for name, peer in build_peers(shape, names, max_scores).items()}
+    x = torch.randn(batch, shape.tokens, shape.dim, dtype=DTYPES[dtype], device=device)
+    peers = {name: peer.to(x) for name, peer in build_peers(shape, names, max_scores).items()}
     check(peers, x, shape.hw, TOLERANCES[dtype])
     for kind, make in PASSES.items():
         runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
-        timings = interleave(runs, repetitions)
+        timings = interleave(runs, repetitions, device)
         for name, timing in timings.items():
-            yield kind, name, timing, timings['InLine'].speedup(timing), peak_memory(runs[name])
+            peak = peak_memory(runs[name], device)
+            yield kind, name, timing, timings['InLine'].speedup(timing), peak
 
 
 def main() -> None:
@@ -171,14 +181,14 @@ def main() -> None:
     parser.add_argument('--sizes', nargs='+', default=['224', '512', '800x1280'], metavar='SIZE|HxW')
     parser.add_argument('--families', nargs='+', default=['DeiT', 'PVT', 'Swin', 'CSwin'], metavar='FAMILY')
     parser.add_argument('--peers', nargs='+', default=list(PEERS), choices=PEERS, metavar='PEER')
-    parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--dtype', choices=DTYPES, default='float32')
     parser.add_argument('--batch', type=int, default=1)
-    parser.add_argument('--repetitions', type=int, default=9)
+    add_timing_flags(parser, repetitions=9)
     parser.add_argument(
         '--max-scores', type=int, default=2**27, help='weights of softmax above which it is left out'
     )
     args = parser.parse_args()
+    device = choose_device(args.device)
     prepare_for_timing(args.threads)
     names = ('InLine', *(name for name in args.peers if name != 'InLine'))
     sizes = tuple(parse_size(size) for size in args.sizes)
@@ -190,6 +200,7 @@ def main() -> None:
         timed = time_shape(
             shape,
             names,
+            device=device,
             dtype=args.dtype,
             batch=args.batch,
             repetitions=args.repetitions,
@@ -199,7 +210,7 @@ def main() -> None:
             measured = (kind, name, f'{timing.median * 1e3:.3f}', f'{timing.spread:.2f}', f'{speedup:.2f}')
             image = f'{shape.image[0]}x{shape.image[1]}'
             place = (shape.family, image, shape.stage, shape.tokens, shape.dim, shape.num_heads)
-            settings = (args.batch, args.threads, args.dtype, describe_machine())
+            settings = (args.batch, args.threads, args.dtype, describe_machine(device))
             writer.writerow([*place, *measured, f'{peak / 2**20:.1f}', *settings])
             sys.stdout.flush()
 

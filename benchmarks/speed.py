@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, check, compare, shapes
 from benchmarks.plain import use_plain
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
+from inline.measure.flags import add_timing_flags
+from inline.measure.machine import choose_device
 from inline.measure.models import inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
@@ -39,8 +41,20 @@ ALL_INLINE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-# Times runs in turn, so many times as often as usual.
-TimeAll = Callable[[dict[str, Callable[[], None]], int], dict[str, Timing]]
+@dataclass(frozen=True)
+class Bench:
+    """Where and how runs are timed."""
+
+    device: torch.device
+    repetitions: int
+    clock: Callable[[], float]
+
+    def time(self, runs: dict[str, Callable[[], None]], more: int = 1) -> dict[str, Timing]:
+        """The runs in turn, `more` times as often as usual."""
+        return interleave(runs, more * self.repetitions, self.device, clock=self.clock)
+
+    def image(self, size: int) -> Tensor:
+        return torch.randn(1, 3, size, size, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -53,15 +67,18 @@ class Row:
     required: float
 
 
-def modules(timed: TimeAll) -> Iterator[Row]:
+def modules(bench: Bench) -> Iterator[Row]:
     """The attention module against the plain formulation, over the shapes of all families."""
     speedups: dict[str, dict[Shape, float]] = {kind: {} for kind in PASSES}
     for shape in shapes():
-        peers = build_peers(shape, ('InLine', 'Plain'), max_scores=0)
-        x = torch.randn(1, shape.tokens, shape.dim)
+        x = torch.randn(1, shape.tokens, shape.dim, device=bench.device)
+        peers = {
+            name: peer.to(x) for name, peer in build_peers(shape, ('InLine', 'Plain'), max_scores=0).items()
+        }
         check(peers, x, shape.hw, 1e-4)
         for kind, make in PASSES.items():
-            timings = timed({name: make(peer, x, shape.hw) for name, peer in peers.items()}, _more(shape))
+            runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
+            timings = bench.time(runs, _more(shape))
             speedups[kind][shape] = timings['InLine'].speedup(timings['Plain'])
             print(kind, shape, round(speedups[kind][shape], 3), file=sys.stderr, flush=True)
     for kind, required in (('forward', 1.5), ('forward+backward', 1.25)):
@@ -79,21 +96,21 @@ def modules(timed: TimeAll) -> Iterator[Row]:
         )
 
 
-def backbones(timed: TimeAll) -> Iterator[Row]:
-    image = torch.randn(1, 3, 512, 512)
+def backbones(bench: Bench) -> Iterator[Row]:
+    image = bench.image(512)
     for name, build in MODELS.items():
         torch.manual_seed(0)
-        model = build().eval()
+        model = build().to(bench.device).eval()
         torch.manual_seed(0)
-        plain = use_plain(build()).eval()
+        plain = use_plain(build()).to(bench.device).eval()
         with torch.inference_mode():
             compare(f'{name} and its plain twin', model(image)[-1], plain(image)[-1], 1e-3)
-        timings = timed({'ours': inference(model, image), 'plain': inference(plain, image)}, 1)
+        timings = bench.time({'ours': inference(model, image), 'plain': inference(plain, image)})
         speedup = timings['ours'].speedup(timings['plain'])
         yield Row(f'{name} at 512×512, inference, against plain', speedup, 'at least', 1.15)
 
 
-def against_softmax(timed: TimeAll) -> Iterator[Row]:
+def against_softmax(bench: Bench) -> Iterator[Row]:
     inline = InLineDeiT('tiny').eval()
     fused = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
     naive = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
@@ -102,36 +119,38 @@ def against_softmax(timed: TimeAll) -> Iterator[Row]:
         own = NaiveSoftmaxMixer(192, 3)
         own.load_state_dict(block.mixer.state_dict())
         block.mixer = own.eval()
+    for model in (inline, fused, naive):
+        model.to(bench.device)
     for size, peers in ((224, {'SDPA': (fused, 1.0)}), (1024, {'SDPA': (fused, 3.6), 'naive': (naive, 9.0)})):
-        image = torch.randn(1, 3, size, size)
+        image = bench.image(size)
         runs = {name: inference(model, image) for name, (model, _) in peers.items()}
         # A small image takes a small time: more repetitions cost nothing.
-        timings = timed({'ours': inference(inline, image), **runs}, 5 if size < 512 else 1)
+        timings = bench.time({'ours': inference(inline, image), **runs}, 5 if size < 512 else 1)
         for name, (_, required) in peers.items():
             what = f'DeiT-T at {size}×{size}, inference, against {name} softmax with 3 heads'
             yield Row(what, timings['ours'].speedup(timings[name]), 'at least', required)
 
 
-def growth(timed: TimeAll) -> Iterator[Row]:
+def growth(bench: Bench) -> Iterator[Row]:
     for name, build in ALL_INLINE.items():
-        model = build().eval()
-        runs = {str(size): inference(model, torch.randn(1, 3, size, size)) for size in (512, 1024)}
-        timings = timed(runs, 1)
+        model = build().to(bench.device).eval()
+        timings = bench.time({str(size): inference(model, bench.image(size)) for size in (512, 1024)})
         what = f'time of {name}, from 512×512 to 1024×1024'
         yield Row(what, timings['512'].speedup(timings['1024']), 'at most', 4.4)
 
 
-def training_memory(_: TimeAll) -> Iterator[Row]:
-    image = torch.randn(1, 3, 512, 512)
+def training_memory(bench: Bench) -> Iterator[Row]:
+    image = bench.image(512)
     peaks = []
     for model in (InLinePVT('small'), use_plain(InLinePVT('small'))):
+        model.to(bench.device)
         weights = sum(parameter.nbytes for parameter in model.parameters())
-        peaks.append(weights + peak_memory(partial(_train_step, model, image)))
+        peaks.append(weights + peak_memory(partial(_train_step, model, image), bench.device))
     what = 'peak memory of a training step of PVT-S at 512×512, against plain'
     yield Row(what, peaks[0] / peaks[1], 'at most', 0.9)
 
 
-def _train_step(model: nn.Module, image: torch.Tensor) -> None:
+def _train_step(model: nn.Module, image: Tensor) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     sum(out.square().mean() for out in model(image)).backward()
     optimizer.step()
@@ -156,8 +175,7 @@ def main() -> None:
     parser.add_argument(
         'what', nargs='*', default=list(MEASUREMENTS), help='which measurements (default: all)'
     )
-    parser.add_argument('--threads', type=int, default=1)
-    parser.add_argument('--repetitions', type=int, default=9)
+    add_timing_flags(parser, repetitions=9)
     parser.add_argument(
         '--cpu-time',
         action='store_true',
@@ -167,18 +185,18 @@ def main() -> None:
     unknown = [name for name in args.what if name not in MEASUREMENTS]
     if unknown:
         raise UserError(f'unknown measurement {unknown[0]!r}: choose of {", ".join(MEASUREMENTS)}')
+    device = choose_device(args.device)
+    if args.cpu_time and device.type == 'cuda':
+        raise UserError('--cpu-time is of the processor alone: it goes with --device cpu')
     prepare_for_timing(args.threads)
     torch.manual_seed(0)
     clock = time.process_time if args.cpu_time else time.perf_counter
-
-    def timed(runs: dict[str, Callable[[], None]], more: int) -> dict[str, Timing]:
-        return interleave(runs, more * args.repetitions, clock=clock)
-
+    bench = Bench(device, args.repetitions, clock)
     writer = csv.writer(sys.stdout, lineterminator='\n')
     writer.writerow(COLUMNS)
     for name in args.what:
-        for row in MEASUREMENTS[name](timed):
-            settings = (args.threads, 'float32', 'cpu' if args.cpu_time else 'wall', describe_machine())
+        for row in MEASUREMENTS[name](bench):
+            settings = (args.threads, 'float32', 'cpu' if args.cpu_time else 'wall', describe_machine(device))
             writer.writerow([row.what, f'{row.ratio:.2f}', row.bound, row.required, *settings])
             sys.stdout.flush()
 

@@ -28,7 +28,7 @@ from inline.export.formats import (
     write_int8,
 )
 from inline.export.model import Subject, backbone_size, build_subject, usual_size
-from inline.measure import describe_machine, interleave
+from inline.measure import CPU, describe_machine, interleave
 from inline.models.backbones.common import MIN_SIZE
 
 REPETITIONS = 7
@@ -162,7 +162,9 @@ def summarise(
     image = torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0))
     cost = count(network, lambda: network(image))[-1]
     label = f'{request.kind}, int8' if request.int8 else request.kind
-    timings = interleave({'PyTorch': partial(_infer, network, image), label: lambda: run(image)}, REPETITIONS)
+    timings = interleave(
+        {'PyTorch': partial(_infer, network, image), label: lambda: run(image)}, REPETITIONS, CPU
+    )
     shape = f'{size[0]}×{size[1]}'
     rows = [
         ('parameters', f'{cost.parameters / 1e6:.2f}', 'M'),
@@ -178,7 +180,7 @@ def summarise(
             difference = relative_difference(run(image), network(image))
         rows.append(('largest difference', f'{100 * difference:.1f}', '% of the largest output'))
     yield from align(rows, right=[1])
-    yield f'on {describe_machine()}, threads: {torch.get_num_threads()}'
+    yield f'on {describe_machine(CPU)}, threads: {torch.get_num_threads()}'
 
 
 def compare_accuracy(

@@ -112,13 +112,13 @@ def resolution_pairs(resolutions: Iterable[int]) -> Iterator[list[Subject]]:
 def _measure(panel: str, pair: list[Subject], settings: Settings, conditions: str) -> Iterator[Point]:
     runs = {
         subject.attention: inference(
-            subject.model.eval(),
-            torch.randn(settings.batch, 3, subject.size, subject.size),
+            subject.model.to(settings.device).eval(),
+            torch.randn(settings.batch, 3, subject.size, subject.size, device=settings.device),
             settings.dtype,
         )
         for subject in pair
     }
-    timings = interleave(runs, settings.repetitions)
+    timings = interleave(runs, settings.repetitions, settings.device)
     for subject in pair:
         timing = timings[subject.attention]
         yield Point(

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from inline.errors import UserError
+
+CPU = torch.device('cpu')
 # Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
@@ -24,10 +27,17 @@ def prepare_for_timing(threads: int) -> None:
         mallopt(_MMAP_THRESHOLD, 2**25)
 
 
-def describe_machine() -> str:
-    """For example 'AMD EPYC, 2 cores, torch 2.13.0'."""
-    if torch.cuda.is_available():
-        return f'{torch.cuda.get_device_name()}, torch {torch.__version__}'
+def choose_device(name: str | None) -> torch.device:
+    """The device of this name, cpu or cuda; of None a GPU if there is one."""
+    if name == 'cuda' and not torch.cuda.is_available():
+        raise UserError('--device cuda: torch finds no GPU here, give cpu')
+    return torch.device(name or ('cuda' if torch.cuda.is_available() else 'cpu'))
+
+
+def describe_machine(device: torch.device) -> str:
+    """What the device is, for example 'AMD EPYC, 2 cores, torch 2.13.0'."""
+    if device.type == 'cuda':
+        return f'{torch.cuda.get_device_name(device)}, torch {torch.__version__}'
     return f'{_processor()}, {os.cpu_count()} cores, torch {torch.__version__}'
 
 

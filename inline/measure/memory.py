@@ -7,18 +7,18 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_memory(run: Callable[[], object]) -> int:
-    """Bytes that tensors made during the run held at most at one time, beyond what was there before.
+def peak_memory(run: Callable[[], object], device: torch.device) -> int:
+    """Bytes that tensors made by the run held at most at one time on the device, beyond those there before.
 
     On a CPU torch's allocator is asked; what libraries take for themselves, as workspaces, is not seen.
     """
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
         run()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         run()
     assert trace.profiler is not None

@@ -1,12 +1,14 @@
 """Latency, throughput and peak memory of whole models."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from inline.measure.machine import CPU
 from inline.measure.memory import peak_memory
 from inline.measure.timing import Timing, interleave
 
@@ -21,11 +23,13 @@ class Settings:
         batch: Images at once for the throughput; the latency is of one image.
         repetitions: Of every measurement.
         dtype: A name of DTYPES; half precision is autocast's.
+        device: Where models and images go.
     """
 
     batch: int = 1
     repetitions: int = 7
     dtype: str = 'float32'
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,20 @@ class Speed:
 
 def measure(models: Mapping[str, tuple[nn.Module, tuple[int, int]]], settings: Settings) -> dict[str, Speed]:
     """Inference of each model on images of its (height, width), all in turn."""
-    single, batched = {}, {}
+    single, batched, device = {}, {}, settings.device
     for name, (model, shape) in models.items():
-        model.eval()
-        device = next(model.parameters()).device
+        model.to(device).eval()
         single[name] = inference(model, torch.randn(1, 3, *shape, device=device), settings.dtype)
         image = torch.randn(settings.batch, 3, *shape, device=device)
         batched[name] = inference(model, image, settings.dtype)
-    latencies = interleave(single, settings.repetitions)
-    throughputs = latencies if settings.batch == 1 else interleave(batched, settings.repetitions)
+    latencies = interleave(single, settings.repetitions, device)
+    throughputs = latencies if settings.batch == 1 else interleave(batched, settings.repetitions, device)
     return {
-        name: Speed(latencies[name], settings.batch / throughputs[name].median, peak_memory(batched[name]))
+        name: Speed(
+            latencies[name],
+            settings.batch / throughputs[name].median,
+            peak_memory(batched[name], device),
+        )
         for name in models
     }
 
@@ -59,5 +66,6 @@ def inference(model: nn.Module, image: Tensor, dtype: str = 'float32') -> Callab
 
 
 def _infer(model: nn.Module, image: Tensor, dtype: torch.dtype | None) -> None:
-    with torch.inference_mode(), torch.autocast(image.device.type, dtype, enabled=dtype is not None):
+    precision = nullcontext() if dtype is None else torch.autocast(image.device.type, dtype)
+    with torch.inference_mode(), precision:
         model(image)

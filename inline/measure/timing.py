@@ -38,11 +38,12 @@ class Timing:
 def interleave(
     runs: Mapping[str, Run],
     repetitions: int,
+    device: torch.device,
     warm_up: int = 1,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time every run as often, one after another; the order is drawn anew in each repetition.
+    """Time every run on the device as often, one after another; the order is drawn anew each time.
 
     A fixed order would give one of them always the same caches. On a busy machine ``time.process_time``
     as clock leaves out the time that others had the processor; with one thread it is fair.
@@ -56,19 +57,19 @@ def interleave(
     for _ in range(repetitions):
         order.shuffle(names)
         for name in names:
-            seconds[name].append(_time(runs[name], clock))
+            seconds[name].append(_time(runs[name], device, clock))
     return {name: Timing(tuple(seconds[name])) for name in runs}
 
 
-def _time(run: Run, clock: Callable[[], float]) -> float:
-    _wait()
+def _time(run: Run, device: torch.device, clock: Callable[[], float]) -> float:
+    _wait(device)
     start = clock()
     run()
-    _wait()
+    _wait(device)
     return clock() - start
 
 
-def _wait() -> None:
+def _wait(device: torch.device) -> None:
     """GPUs work on after a call has come back."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)

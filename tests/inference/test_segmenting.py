@@ -20,7 +20,7 @@ from inline.errors import UserError
 from inline.inference import segmenting
 from inline.inference.inputs import Preparation, find_sources
 from inline.inference.segmenting import Tiling, resize_rows, segment, segment_tiles
-from inline.measure.memory import peak_memory
+from inline.measure import CPU, peak_memory
 from tests.engine.ranks import run_ranks
 from tests.inference.small_models import read
 
@@ -193,7 +193,7 @@ def test_memory_grows_with_the_pixels_and_with_tiles_hardly() -> None:
 
     def peak(height: int, width: int, tile: int | None = None) -> int:
         image = photo(height, width)
-        return peak_memory(lambda: model(image, full_size=tile is None, tile=tile))
+        return peak_memory(lambda: model(image, full_size=tile is None, tile=tile), CPU)
 
     # Four times the pixels: 16 times the pairs of tokens.
     assert 2 < peak(512, 512) / peak(256, 256) < 5

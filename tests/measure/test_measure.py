@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inline.measure import Timing, describe_machine, interleave, peak_memory
+from inline.measure import CPU, Timing, describe_machine, interleave, peak_memory
 from inline.measure.figure5 import Point, accuracy_pairs, draw_figure5, window_pairs, write_points
 from inline.measure.models import Settings, measure
 from inline.measure.steps import StepTimer, describe_parts
@@ -18,7 +18,7 @@ from tests.models.families import build
 def test_runs_are_made_in_turn_and_as_often() -> None:
     made: list[str] = []
     runs = {name: lambda name=name: made.append(name) for name in 'abc'}
-    timings = interleave(runs, repetitions=6, warm_up=1)
+    timings = interleave(runs, repetitions=6, device=CPU, warm_up=1)
     rounds = [made[i : i + 3] for i in range(0, len(made), 3)]
     assert len(rounds) == 7
     assert all(sorted(one) == ['a', 'b', 'c'] for one in rounds)
@@ -47,7 +47,7 @@ def test_peak_memory_is_what_is_held_at_one_time() -> None:
         torch.zeros(500, 1000)
 
     # Two matrices of four megabytes; the last, smaller one comes when one of them is gone.
-    assert peak_memory(run) == pytest.approx(8e6, rel=0.01)
+    assert peak_memory(run, CPU) == pytest.approx(8e6, rel=0.01)
 
 
 def test_a_model_is_timed_on_one_image_and_on_a_batch() -> None:
@@ -58,7 +58,7 @@ def test_a_model_is_timed_on_one_image_and_on_a_batch() -> None:
 
 
 def test_the_machine_is_described_with_its_torch() -> None:
-    assert torch.__version__ in describe_machine()
+    assert torch.__version__ in describe_machine(CPU)
 
 
 def test_communication_is_what_exchanging_gradients_adds() -> None:

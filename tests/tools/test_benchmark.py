@@ -27,6 +27,7 @@ def test_a_config_and_a_released_model_are_timed() -> None:
     [
         (['--models', 'inline-vgg'], 'inline-vgg'),
         (['--batch', '0'], '--batch 0: must be at least 1'),
+        (['--device', 'cuda'], '--device cuda: torch finds no GPU here'),
         (['--shape', '8', '64'], '--shape 8 64: each side must be at least 32'),
         (['--figure5', 'README.md'], "--figure5 'README.md' cannot be a folder: File exists"),
     ],
