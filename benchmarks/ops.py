@@ -2,7 +2,7 @@
 
 For every shape that a family's blocks have at some image size: InLine, its plain formulation, softmax
 fused and written out, and the rivals; forward, and forward with backward; all in turn. A module whose
-outputs disagree with its definition is not timed.
+outputs or gradients disagree with its definition is not timed.
 
     python -m benchmarks.ops --sizes 224 512 --peers InLine Plain SDPA
 """
@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from benchmarks.checks import check
 from benchmarks.plain import plain_twin
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
@@ -25,15 +26,7 @@ from inline.models.backbones.cswin import ARCHS as CSWIN
 from inline.models.backbones.deit import ARCHS as DEIT
 from inline.models.backbones.pvt import ARCHS as PVT
 from inline.models.backbones.swin import ARCHS as SWIN
-from inline.models.mixers import (
-    MIXERS,
-    AttentionMixer,
-    InLineMixer,
-    Part,
-    SoftmaxMixer,
-    build_mixer,
-    merge_heads,
-)
+from inline.models.mixers import MIXERS, InLineMixer, Part, SoftmaxMixer, build_mixer, merge_heads
 from inline.ops import softmax_attention_naive
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
@@ -41,8 +34,6 @@ TOLERANCES = {'float32': 1e-4, 'bfloat16': 5e-2, 'float16': 1e-2}
 SIZES = ((224, 224), (512, 512), (800, 1280))
 RIVALS = tuple(name for name in MIXERS if name not in ('InLine', 'Softmax'))
 PEERS = ('InLine', 'Plain', 'SDPA', 'Naive softmax', *RIVALS)
-# Where rivals are held to their definition: the weights are written out there.
-CHECK_MAP = (9, 13)
 COLUMNS = ('family', 'image', 'stage', 'tokens', 'channels', 'heads', 'pass', 'peer', 'median ms',
            'spread', 'speedup of InLine', 'peak MB', 'batch', 'threads', 'dtype', 'machine')  # fmt: skip
 
@@ -109,33 +100,6 @@ def build_peers(shape: Shape, names: tuple[str, ...], max_scores: int) -> dict[s
         (name, build_mixer({'type': name}, shape.dim, shape.num_heads)) for name in names if name in RIVALS
     )
     return {name: peers[name] for name in names if name in peers}
-
-
-def check(peers: dict[str, nn.Module], x: Tensor, hw: tuple[int, int], tolerance: float) -> None:
-    """Refuse modules that are not what they are called.
-
-    Those with a twin are held to it on the tokens that are timed; all attentions to their weights, on a
-    small map.
-    """
-    with torch.no_grad():
-        for one, other in (('InLine', 'Plain'), ('SDPA', 'Naive softmax')):
-            if one in peers and other in peers:
-                compare(f'{one} and {other}', *(peers[name](x, hw, x) for name in (one, other)), tolerance)
-        prefix = x.shape[1] - hw[0] * hw[1]
-        small = x[:1, : prefix + CHECK_MAP[0] * CHECK_MAP[1]]
-        if small.shape[1] < prefix + CHECK_MAP[0] * CHECK_MAP[1]:
-            return
-        for name, peer in peers.items():
-            if isinstance(peer, AttentionMixer):
-                (part,) = peer.parts(small, CHECK_MAP, small)
-                expected = merge_heads(peer.weights(part) @ part.heads()[2])
-                compare(f'{name} and its weights', peer.attend(part), expected, tolerance)
-
-
-def compare(what: str, ours: Tensor, expected: Tensor, tolerance: float) -> None:
-    error = ((ours - expected).float().norm() / expected.float().norm()).item()
-    if not error <= tolerance:
-        raise UserError(f'{what} disagree by {error:.1e}, more than {tolerance:.0e}: not timed')
 
 
 def forward(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> None:

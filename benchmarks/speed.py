@@ -15,7 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, check, compare, shapes
+from benchmarks.checks import check, compare
+from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, shapes
 from benchmarks.plain import use_plain
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
