@@ -20,8 +20,9 @@ from benchmarks.checks import check
 from benchmarks.plain import plain_twin
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
-from inline.measure.flags import add_timing_flags
+from inline.measure.flags import add_timing_flags, check_counts
 from inline.measure.machine import choose_device
+from inline.measure.published import DEIT_TINY, PVT_HEADS
 from inline.models.backbones.cswin import ARCHS as CSWIN
 from inline.models.backbones.deit import ARCHS as DEIT
 from inline.models.backbones.pvt import ARCHS as PVT
@@ -30,29 +31,49 @@ from inline.models.mixers import MIXERS, InLineMixer, Part, SoftmaxMixer, build_
 from inline.ops import softmax_attention_naive
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+# Weights of softmax up to which it is written out, and repetitions of shapes with more if SDPA is timed.
+MAX_SCORES, FEW = 2**27, 3
 TOLERANCES = {'float32': 1e-4, 'bfloat16': 5e-2, 'float16': 1e-2}
 SIZES = ((224, 224), (512, 512), (800, 1280))
 RIVALS = tuple(name for name in MIXERS if name not in ('InLine', 'Softmax'))
-PEERS = ('InLine', 'Plain', 'SDPA', 'Naive softmax', *RIVALS)
+SOFTMAX_PEERS = ('SDPA', 'Naive softmax')
+PEERS = ('InLine', 'Plain', *SOFTMAX_PEERS, *RIVALS)
+FAMILIES = ('DeiT', 'PVT', 'Swin', 'CSwin')
 COLUMNS = ('family', 'image', 'stage', 'tokens', 'channels', 'heads', 'pass', 'peer', 'median ms',
-           'spread', 'speedup of InLine', 'peak MB', 'batch', 'threads', 'dtype', 'machine')  # fmt: skip
+           'spread', 'repetitions', 'speedup of InLine', 'peak MB', 'batch', 'threads', 'dtype',
+           'machine')  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one stage of a family gives its InLine mixers for an image of some size."""
+    """What one stage of a family gives its InLine mixers for an image of some size.
+
+    Softmax has the heads of the softmax model of that family, all others have InLine's.
+    """
 
     family: str
     image: tuple[int, int]
     stage: int
     dim: int
     num_heads: int
+    softmax_heads: int
     hw: tuple[int, int]
     prefix: int = 0
 
     @property
+    def size(self) -> str:
+        return f'{self.image[0]}x{self.image[1]}'
+
+    @property
     def tokens(self) -> int:
         return self.prefix + self.hw[0] * self.hw[1]
+
+    def heads(self, peer: str) -> int:
+        return self.softmax_heads if peer in SOFTMAX_PEERS else self.num_heads
+
+    def scores(self, batch: int) -> int:
+        """How many weights softmax has."""
+        return batch * self.softmax_heads * self.tokens**2
 
     def mixer(self) -> InLineMixer:
         if self.family == 'CSwin':
@@ -72,34 +93,36 @@ def shapes(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Shape]:
     for image in sizes:
         deit = DEIT['tiny']
         hw = (-(-image[0] // deit.patch_size), -(-image[1] // deit.patch_size))
-        yield Shape('DeiT', image, 0, deit.embed_dims, deit.num_heads, hw, prefix=1)
+        yield Shape('DeiT', image, 0, deit.embed_dims, deit.num_heads, DEIT_TINY.num_heads, hw, prefix=1)
         for family, arch in (('PVT', PVT['tiny']), ('Swin', SWIN['tiny']), ('CSwin', CSWIN['tiny'])):
             for stage, depth in enumerate(arch.inline_depths or arch.depths):
                 stride = 4 * 2**stage
                 hw = (-(-image[0] // stride), -(-image[1] // stride))
                 if depth:
-                    yield Shape(family, image, stage, arch.embed_dims[stage], arch.num_heads[stage], hw)
+                    heads = arch.num_heads[stage]
+                    softmax_heads = PVT_HEADS[stage] if family == 'PVT' else heads
+                    yield Shape(family, image, stage, arch.embed_dims[stage], heads, softmax_heads, hw)
 
 
-def build_peers(shape: Shape, names: tuple[str, ...], max_scores: int) -> dict[str, nn.Module]:
-    """The modules of these names; those of quadratic cost only where they can be waited for."""
+def build_peers(
+    shape: Shape, names: tuple[str, ...], x: Tensor, max_scores: int = MAX_SCORES
+) -> dict[str, nn.Module]:
+    """The modules of these names, for tokens x (B, N, C), on its device and of its type.
+
+    Naive softmax only up to so many weights, which take memory.
+    """
     torch.manual_seed(0)
     inline = shape.mixer()
-    softmax = SoftmaxMixer(shape.dim, shape.num_heads)
-    naive = NaiveSoftmaxMixer(shape.dim, shape.num_heads)
-    naive.load_state_dict(softmax.state_dict())
-    peers: dict[str, nn.Module] = {
-        'InLine': inline,
-        'Plain': plain_twin(inline),
-        'SDPA': softmax,
-        'Naive softmax': naive,
-    }
-    if shape.num_heads * shape.tokens**2 > max_scores:
-        del peers['SDPA'], peers['Naive softmax']
+    softmax = SoftmaxMixer(shape.dim, shape.softmax_heads)
+    peers: dict[str, nn.Module] = {'InLine': inline, 'Plain': plain_twin(inline), 'SDPA': softmax}
+    if shape.scores(len(x)) <= max_scores:
+        naive = NaiveSoftmaxMixer(shape.dim, shape.softmax_heads)
+        naive.load_state_dict(softmax.state_dict())
+        peers['Naive softmax'] = naive
     peers.update(
         (name, build_mixer({'type': name}, shape.dim, shape.num_heads)) for name in names if name in RIVALS
     )
-    return {name: peers[name] for name in names if name in peers}
+    return {name: peers[name].to(x) for name in names if name in peers}
 
 
 def forward(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> None:
@@ -130,7 +153,14 @@ def time_shape(
 ) -> Iterator[tuple[str, str, Timing, float, int]]:
     """Pass, peer, its timing, the speedup of InLine over it and its peak memory."""
     x = torch.randn(batch, shape.tokens, shape.dim, dtype=DTYPES[dtype], device=device)
-    peers = {name: peer.to(x) for name, peer in build_peers(shape, names, max_scores).items()}
+    peers = build_peers(shape, names, x, max_scores)
+    if shape.scores(batch) > max_scores:
+        where = f'{shape.family}, stage {shape.stage}, {shape.size}: more weights than --max-scores'
+        for name in set(names) - set(peers):
+            print(f'{where}, {name} is left out', file=sys.stderr, flush=True)
+        if 'SDPA' in peers and repetitions > FEW:
+            repetitions = FEW
+            print(f'{where}, {FEW} repetitions because of SDPA', file=sys.stderr, flush=True)
     check(peers, x, shape.hw, TOLERANCES[dtype])
     for kind, make in PASSES.items():
         runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
@@ -143,15 +173,35 @@ def time_shape(
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument('--sizes', nargs='+', default=['224', '512', '800x1280'], metavar='SIZE|HxW')
-    parser.add_argument('--families', nargs='+', default=['DeiT', 'PVT', 'Swin', 'CSwin'], metavar='FAMILY')
-    parser.add_argument('--peers', nargs='+', default=list(PEERS), choices=PEERS, metavar='PEER')
+    parser.add_argument(
+        '--families',
+        nargs='+',
+        default=list(FAMILIES),
+        choices=FAMILIES,
+        metavar='FAMILY',
+        help=f'of {", ".join(FAMILIES)} (default: all)',
+    )
+    parser.add_argument(
+        '--peers',
+        nargs='+',
+        default=list(PEERS),
+        choices=PEERS,
+        metavar='PEER',
+        help=f'of {", ".join(PEERS)} (default: all); softmax has the heads of the published softmax model, '
+        '3 in DeiT-T and 1, 2, 5, 8 in PVT, the others have those of InLine',
+    )
     parser.add_argument('--dtype', choices=DTYPES, default='float32')
     parser.add_argument('--batch', type=int, default=1)
     add_timing_flags(parser, repetitions=9)
     parser.add_argument(
-        '--max-scores', type=int, default=2**27, help='weights of softmax above which it is left out'
+        '--max-scores',
+        type=int,
+        default=MAX_SCORES,
+        help='weights of softmax above which naive softmax is left out, and shapes with SDPA are timed '
+        f'{FEW} times only (default: 2^27)',
     )
     args = parser.parse_args()
+    check_counts(args)
     device = choose_device(args.device)
     prepare_for_timing(args.threads)
     names = ('InLine', *(name for name in args.peers if name != 'InLine'))
@@ -171,11 +221,11 @@ def main() -> None:
             max_scores=args.max_scores,
         )
         for kind, name, timing, speedup, peak in timed:
-            measured = (kind, name, f'{timing.median * 1e3:.3f}', f'{timing.spread:.2f}', f'{speedup:.2f}')
-            image = f'{shape.image[0]}x{shape.image[1]}'
-            place = (shape.family, image, shape.stage, shape.tokens, shape.dim, shape.num_heads)
+            place = (shape.family, shape.size, shape.stage, shape.tokens, shape.dim, shape.heads(name))
+            times = (f'{timing.median * 1e3:.3f}', f'{timing.spread:.2f}', len(timing.seconds))
+            ratios = (f'{speedup:.2f}', f'{peak / 2**20:.1f}')
             settings = (args.batch, args.threads, args.dtype, describe_machine(device))
-            writer.writerow([*place, *measured, f'{peak / 2**20:.1f}', *settings])
+            writer.writerow([*place, kind, name, *times, *ratios, *settings])
             sys.stdout.flush()
 
 

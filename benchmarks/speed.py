@@ -20,14 +20,14 @@ from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, shapes
 from benchmarks.plain import use_plain
 from inline.errors import OneLineParser, UserError, exit_on_user_error
 from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
-from inline.measure.flags import add_timing_flags
+from inline.measure.flags import add_timing_flags, check_counts
 from inline.measure.machine import choose_device
 from inline.measure.models import inference
+from inline.measure.published import DEIT_TINY, softmax_deit_tiny
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
 COLUMNS = ('what', 'ratio', 'bound', 'required', 'threads', 'dtype', 'clock', 'machine')
-INLINE, SOFTMAX = {'type': 'InLine'}, {'type': 'Softmax'}
-DEIT_TINY = {'embed_dims': 192, 'depth': 12, 'num_heads': 3}
+INLINE = {'type': 'InLine'}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     'PVT-S': partial(InLinePVT, 'small'),
     'Swin-T': partial(InLineSwin, 'tiny'),
@@ -73,9 +73,7 @@ def modules(bench: Bench) -> Iterator[Row]:
     speedups: dict[str, dict[Shape, float]] = {kind: {} for kind in PASSES}
     for shape in shapes():
         x = torch.randn(1, shape.tokens, shape.dim, device=bench.device)
-        peers = {
-            name: peer.to(x) for name, peer in build_peers(shape, ('InLine', 'Plain'), max_scores=0).items()
-        }
+        peers = build_peers(shape, ('InLine', 'Plain'), x)
         check(peers, x, shape.hw, 1e-4)
         for kind, make in PASSES.items():
             runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
@@ -112,16 +110,17 @@ def backbones(bench: Bench) -> Iterator[Row]:
 
 
 def against_softmax(bench: Bench) -> Iterator[Row]:
-    inline = InLineDeiT('tiny').eval()
-    fused = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
-    naive = InLineDeiT(DEIT_TINY, mixers=SOFTMAX).eval()
+    inline, fused, naive = InLineDeiT('tiny').eval(), softmax_deit_tiny().eval(), softmax_deit_tiny().eval()
     naive.load_state_dict(fused.state_dict())
     for block in naive.blocks:
-        own = NaiveSoftmaxMixer(192, 3)
+        own = NaiveSoftmaxMixer(DEIT_TINY.embed_dims, DEIT_TINY.num_heads)
         own.load_state_dict(block.mixer.state_dict())
         block.mixer = own.eval()
     for model in (inline, fused, naive):
         model.to(bench.device)
+    with torch.inference_mode():
+        small = bench.image(224)
+        compare('DeiT-T with SDPA and naive softmax', fused(small)[-1], naive(small)[-1], 1e-3)
     for size, peers in ((224, {'SDPA': (fused, 1.0)}), (1024, {'SDPA': (fused, 3.6), 'naive': (naive, 9.0)})):
         image = bench.image(size)
         runs = {name: inference(model, image) for name, (model, _) in peers.items()}
@@ -183,6 +182,7 @@ def main() -> None:
         help='time by the processor, not the clock: for one thread on a machine that others use too',
     )
     args = parser.parse_args()
+    check_counts(args)
     unknown = [name for name in args.what if name not in MEASUREMENTS]
     if unknown:
         raise UserError(f'unknown measurement {unknown[0]!r}: choose of {", ".join(MEASUREMENTS)}')

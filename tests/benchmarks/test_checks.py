@@ -16,7 +16,7 @@ MAPS = [(9, 13), (12, 17), (7, 7)]
 
 
 def peers(*names: str, hw: tuple[int, int] = (9, 13)) -> dict[str, nn.Module]:
-    return ops.build_peers(ops.Shape('PVT', (36, 52), 0, 8, 2, hw), names, max_scores=10**9)
+    return ops.build_peers(ops.Shape('PVT', (36, 52), 0, 8, 2, 1, hw), names, tokens(hw))
 
 
 def tokens(hw: tuple[int, int] = (9, 13), prefix: int = 0) -> Tensor:

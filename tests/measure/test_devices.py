@@ -114,7 +114,7 @@ def test_attention_modules_are_timed_on_the_device(monkeypatch: pytest.MonkeyPat
         return run
 
     monkeypatch.setattr(ops, 'PASSES', {'forward': forward})
-    shape = ops.Shape('PVT', (36, 52), 0, 8, 2, (9, 13))
+    shape = ops.Shape('PVT', (36, 52), 0, 8, 2, 1, (9, 13))
     timed = ops.time_shape(
         shape,
         ('InLine', 'Plain', 'SDPA', 'Linear'),
