@@ -1,33 +1,50 @@
 """The paper's Figure 5: InLine against softmax in accuracy, window size and resolution.
 
 (a) Accuracy against runtime, the accuracies being the published ones; (b) Swin-T with windows of growing
-size; (c) DeiT-T on images of growing size. Softmax is torch's fused attention.
+size; (c) DeiT-T on images of growing size. Softmax is torch's fused attention, in models as published.
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import nn
 
 from inline.measure.models import Settings, inference
+from inline.measure.published import SOFTMAX, softmax_deit_tiny, softmax_pvt
 from inline.measure.timing import interleave
-from inline.models import InLineDeiT, InLinePVT, InLineSwin
+from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
 WINDOWS = (7, 14, 28, 56)
 RESOLUTIONS = (224, 384, 512, 640, 768, 1024)
 # Sizes by the letter that the paper gives them.
 ARCHS = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
-FAMILIES: dict[str, type[InLinePVT | InLineSwin]] = {'PVT': InLinePVT, 'Swin': InLineSwin}
 COLOURS = {'InLine': '#2f7de1', 'softmax': '#e2711d'}
-SOFTMAX = {'type': 'Softmax'}
-# DeiT-T as it was published: heads of 64 channels, where InLine's have 32.
-SOFTMAX_DEIT = {'embed_dims': 192, 'depth': 12, 'num_heads': 3}
+
+
+class Family(NamedTuple):
+    """A family of panel (a): its models, its sizes from small to large, how its points look."""
+
+    inline: Callable[[str], nn.Module]
+    softmax: Callable[[str], nn.Module]
+    sizes: str
+    marker: str
+
+
+FAMILIES = {
+    'PVT': Family(InLinePVT, softmax_pvt, 'TSML', 'o'),
+    'Swin': Family(InLineSwin, partial(InLineSwin, mixers=SOFTMAX), 'TSB', 's'),
+    'CSwin': Family(InLineCSwin, partial(InLineCSwin, mixers=SOFTMAX), 'TSB', '^'),
+}
 
 
 @dataclass(frozen=True)
@@ -76,13 +93,14 @@ def measure_figure5(accuracies: Path, settings: Settings, conditions: str) -> It
 def accuracy_pairs(accuracies: Path) -> Iterator[list[Subject]]:
     with accuracies.open(newline='') as file:
         published = {row['model']: row['top1'] for row in csv.DictReader(file) if row['resolution'] == '224'}
-    for family, cls in FAMILIES.items():
-        for letter, arch in ARCHS.items():
-            name = f'{family}-{letter}'
-            if published.get(name) and published.get(f'InLine-{name}'):
+    for family, made in FAMILIES.items():
+        for letter in made.sizes:
+            name, arch = f'{family}-{letter}', ARCHS[letter]
+            ours, theirs = published.get(f'InLine-{name}'), published.get(name)
+            if ours and theirs:
                 yield [
-                    Subject(family, 'InLine', name, cls(arch), 224, float(published[f'InLine-{name}'])),
-                    Subject(family, 'softmax', name, cls(arch, mixers=SOFTMAX), 224, float(published[name])),
+                    Subject(family, 'InLine', name, made.inline(arch), 224, float(ours)),
+                    Subject(family, 'softmax', name, made.softmax(arch), 224, float(theirs)),
                 ]
 
 
@@ -102,10 +120,9 @@ def window_pairs(windows: Iterable[int]) -> Iterator[list[Subject]]:
 
 def resolution_pairs(resolutions: Iterable[int]) -> Iterator[list[Subject]]:
     for size in resolutions:
-        softmax = InLineDeiT(SOFTMAX_DEIT, img_size=size, mixers=SOFTMAX)
         yield [
             Subject('DeiT-T', 'InLine', str(size), InLineDeiT('tiny', img_size=size), size),
-            Subject('DeiT-T', 'softmax', str(size), softmax, size),
+            Subject('DeiT-T', 'softmax', str(size), softmax_deit_tiny(size), size),
         ]
 
 
@@ -145,31 +162,55 @@ def draw_figure5(points: Iterable[Point], path: Path) -> None:
     points = list(points)
     with mpl.rc_context({'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False}):
         figure = Figure(figsize=(13, 4.2), layout='constrained')
-        axes = figure.subplots(1, 3)
-        for panel, axis, title, x_label, y_label in zip(
-            'abc',
-            axes,
-            ('Accuracy against runtime', 'Swin-T, window size', 'DeiT-T, resolution'),
-            ('ms an image', 'side of the window', 'side of the image'),
-            ('published top-1 (%)', 'ms an image', 'ms an image'),
-            strict=True,
-        ):
-            own = [point for point in points if point.panel == panel]
-            for family, attention in sorted({(point.family, point.attention) for point in own}):
-                line = [point for point in own if (point.family, point.attention) == (family, attention)]
-                times = [point.milliseconds for point in line]
-                xs, ys = (
-                    (times, [point.top1 for point in line])
-                    if panel == 'a'
-                    else ([float(point.setting) for point in line], times)
-                )
-                marker = 's' if family == 'Swin' else 'o'
-                label = f'{family}, {attention}' if panel == 'a' else attention
-                axis.plot(xs, ys, marker=marker, color=COLOURS[attention], label=label)
-            axis.set_title(f'({panel}) {title}')
-            axis.set_xlabel(x_label)
-            axis.set_ylabel(y_label)
-            axis.legend()
+        accuracies, windows, resolutions = figure.subplots(1, 3)
+        _draw_accuracies(accuracies, [point for point in points if point.panel == 'a'])
+        _draw_times(windows, [point for point in points if point.panel == 'b'])
+        _draw_times(resolutions, [point for point in points if point.panel == 'c'])
+        accuracies.set(
+            title='(a) Accuracy against runtime', xlabel='ms an image', ylabel='published top-1 (%)'
+        )
+        windows.set(
+            title='(b) Swin-T, window size', xlabel='side of the window (tokens)', ylabel='ms an image'
+        )
+        resolutions.set(
+            title='(c) DeiT-T, resolution', xlabel='side of the image (pixels)', ylabel='ms an image'
+        )
         figure.supxlabel(points[0].conditions, fontsize=8, color='#555555')
         FigureCanvasAgg(figure)
         figure.savefig(path, dpi=160)
+
+
+def _draw_accuracies(axis: Axes, points: list[Point]) -> None:
+    """A line for each family and attention, dotted over sizes that have no point."""
+    gaps = set()
+    for family, attention in sorted({(point.family, point.attention) for point in points}):
+        own = [point for point in points if (point.family, point.attention) == (family, attention)]
+        colour = COLOURS[attention]
+        xs = [point.milliseconds for point in own]
+        ys = [math.nan if point.top1 is None else point.top1 for point in own]
+        axis.plot(xs, ys, FAMILIES[family].marker, color=colour, label=f'{family}, {attention}')
+        for i in range(len(own) - 1):
+            left_out = sizes_between(own[i], own[i + 1])
+            gaps.update(left_out)
+            axis.plot(xs[i : i + 2], ys[i : i + 2], ':' if left_out else '-', color=colour)
+    note = f'dotted past {", ".join(sorted(gaps))}:\naccuracy not in the table' if gaps else None
+    axis.legend(title=note, title_fontsize=8, alignment='left', loc='lower right')
+
+
+def sizes_between(first: Point, second: Point) -> list[str]:
+    """The sizes of a family between those of two points, for example Swin-S."""
+    sizes = [f'{first.family}-{letter}' for letter in FAMILIES[first.family].sizes]
+    return sizes[sizes.index(first.setting) + 1 : sizes.index(second.setting)]
+
+
+def _draw_times(axis: Axes, points: list[Point]) -> None:
+    for attention, colour in COLOURS.items():
+        own = [point for point in points if point.attention == attention]
+        axis.plot(
+            [float(point.setting) for point in own],
+            [point.milliseconds for point in own],
+            marker='o',
+            color=colour,
+            label=attention,
+        )
+    axis.legend()

@@ -9,10 +9,21 @@ import pytest
 import torch
 
 from inline.measure import CPU, Timing, describe_machine, interleave, peak_memory
-from inline.measure.figure5 import Point, accuracy_pairs, draw_figure5, window_pairs, write_points
+from inline.measure.figure5 import (
+    Point,
+    accuracy_pairs,
+    draw_figure5,
+    resolution_pairs,
+    sizes_between,
+    window_pairs,
+    write_points,
+)
 from inline.measure.models import Settings, measure
 from inline.measure.steps import StepTimer, describe_parts
+from tests.conftest import ROOT
 from tests.models.families import build
+
+PUBLISHED = ROOT / 'results' / 'paper' / 'imagenet.csv'
 
 
 def test_runs_are_made_in_turn_and_as_often() -> None:
@@ -88,12 +99,41 @@ def test_only_models_with_two_published_accuracies_are_compared(tmp_path: Path) 
     ]
 
 
+def test_softmax_has_the_heads_that_it_was_published_with() -> None:
+    with torch.device('meta'):
+        pairs = list(accuracy_pairs(PUBLISHED))
+    # Of Swin-S there is no published accuracy in the table.
+    assert [pair[0].setting for pair in pairs] == [
+        *('PVT-T', 'PVT-S', 'PVT-M', 'PVT-L', 'Swin-T', 'Swin-B', 'CSwin-T', 'CSwin-S', 'CSwin-B')
+    ]
+    heads = {
+        (pair[0].setting, subject.attention): [
+            stage.blocks[0].mixer.num_heads for stage in subject.model.stages
+        ]
+        for pair in pairs
+        for subject in pair
+    }
+    assert heads['PVT-S', 'InLine'] == [2, 4, 10, 16]
+    assert heads['PVT-S', 'softmax'] == [1, 2, 5, 8]
+    assert heads['CSwin-B', 'InLine'] == heads['CSwin-B', 'softmax'] == [4, 8, 16, 32]
+    inline, softmax = next(resolution_pairs([224]))
+    assert [one.model.blocks[0].mixer.num_heads for one in (inline, softmax)] == [6, 3]
+
+
+def test_a_line_knows_the_sizes_that_it_leaves_out() -> None:
+    tiny, small, base = (
+        Point('a', 'Swin', 'softmax', f'Swin-{letter}', 1.0, 0.1, 80.0, '') for letter in 'TSB'
+    )
+    assert sizes_between(tiny, base) == ['Swin-S']
+    assert sizes_between(tiny, small) == sizes_between(small, base) == []
+
+
 def test_figure_5_is_a_table_and_a_picture(tmp_path: Path) -> None:
     points = [
-        Point(panel, 'PVT', attention, str(setting), 10.0 * setting, 0.1, 70.0 + setting, '1 thread')
-        for panel in 'abc'
+        Point(panel, 'Swin', attention, setting, 10.0 * i, 0.1, 70.0 + i, '1 thread')
+        for panel, settings in (('a', ('Swin-T', 'Swin-B')), ('b', ('7', '14')), ('c', ('224', '384')))
         for attention in ('InLine', 'softmax')
-        for setting in (1, 2)
+        for i, setting in enumerate(settings)
     ]
     write_points(points, tmp_path / 'figure5.csv')
     draw_figure5(points, tmp_path / 'figure5.png')
