@@ -1,4 +1,4 @@
-"""How fast InLine is, in the few ratios that docs/speed.md speaks of.
+"""How fast InLine is, in the few ratios that docs/speed.md speaks of, and how fast the machine.
 
 python -m benchmarks.speed --threads 1 > results/measured/speed.csv
 """
@@ -8,7 +8,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,9 +24,14 @@ from inline.measure.flags import add_timing_flags, check_counts
 from inline.measure.machine import choose_device
 from inline.measure.models import inference
 from inline.measure.published import DEIT_TINY, softmax_deit_tiny
+from inline.measure.timing import Run, quartile_distance
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 
-COLUMNS = ('what', 'ratio', 'bound', 'required', 'threads', 'dtype', 'clock', 'machine')
+COLUMNS = ('what', 'ratio', 'spread', 'bound', 'required', 'repetitions', 'batch', 'threads', 'dtype',
+           'clock', 'machine')  # fmt: skip
+BATCH = 1
+# Side of the matrices and bytes of the block that the machine's own rates are taken of.
+MATRIX, BLOCK = 2048, 2**28
 INLINE = {'type': 'InLine'}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     'PVT-S': partial(InLinePVT, 'small'),
@@ -50,42 +55,58 @@ class Bench:
     repetitions: int
     clock: Callable[[], float]
 
-    def time(self, runs: dict[str, Callable[[], None]], more: int = 1) -> dict[str, Timing]:
+    def time(self, runs: dict[str, Run], more: int = 1) -> dict[str, Timing]:
         """The runs in turn, `more` times as often as usual."""
         return interleave(runs, more * self.repetitions, self.device, clock=self.clock)
 
     def image(self, size: int) -> Tensor:
-        return torch.randn(1, 3, size, size, device=self.device)
+        return torch.randn(BATCH, 3, size, size, device=self.device)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A ratio and what it should be."""
+    """A ratio and what it should be; of the machine itself a rate, which has no bound and no batch.
+
+    Args:
+        what: What was compared.
+        values: The ratio in each repetition, of which the median is reported.
+        bound: 'at least' or 'at most'.
+        required: What the ratio should be.
+    """
 
     what: str
-    ratio: float
-    bound: str
-    required: float
+    values: Sequence[float]
+    bound: str = ''
+    required: float | None = None
+
+    def cells(self) -> list[object]:
+        """Those of COLUMNS up to the batch."""
+        spread = quartile_distance(self.values)
+        numbers = [f'{statistics.median(self.values):.2f}', f'{spread:.2f}']
+        if self.required is None:
+            return [self.what, *numbers, '', '', len(self.values), '']
+        return [self.what, *numbers, self.bound, self.required, len(self.values), BATCH]
 
 
 def modules(bench: Bench) -> Iterator[Row]:
     """The attention module against the plain formulation, over the shapes of all families."""
-    speedups: dict[str, dict[Shape, float]] = {kind: {} for kind in PASSES}
+    speedups: dict[str, dict[Shape, list[float]]] = {kind: {} for kind in PASSES}
     for shape in shapes():
-        x = torch.randn(1, shape.tokens, shape.dim, device=bench.device)
+        x = torch.randn(BATCH, shape.tokens, shape.dim, device=bench.device)
         peers = build_peers(shape, ('InLine', 'Plain'), x)
         check(peers, x, shape.hw, 1e-4)
         for kind, make in PASSES.items():
             runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
             timings = bench.time(runs, _more(shape))
-            speedups[kind][shape] = timings['InLine'].speedup(timings['Plain'])
-            print(kind, shape, round(speedups[kind][shape], 3), file=sys.stderr, flush=True)
+            speedups[kind][shape] = timings['InLine'].speedups(timings['Plain'])
+            median = statistics.median(speedups[kind][shape])
+            print(kind, shape, round(median, 3), file=sys.stderr, flush=True)
     for kind, required in (('forward', 1.5), ('forward+backward', 1.25)):
         many = [ratio for shape, ratio in speedups[kind].items() if shape.tokens >= 2 * shape.dim]
         what = f'attention module, {kind}, geometric mean over {len(many)} shapes with N ≥ 2C, against plain'
-        yield Row(what, statistics.geometric_mean(many), 'at least', required)
+        yield Row(what, _mean_by_round(many, bench.repetitions), 'at least', required)
     for kind, ratios in speedups.items():
-        worst = min(ratios, key=lambda shape: ratios[shape])
+        worst = min(ratios, key=lambda shape: statistics.median(ratios[shape]))
         place = f'N = {worst.tokens}, C = {worst.dim}'
         yield Row(
             f'attention module, {kind}, worst of {len(ratios)} shapes ({place}), against plain',
@@ -105,8 +126,8 @@ def backbones(bench: Bench) -> Iterator[Row]:
         with torch.inference_mode():
             compare(f'{name} and its plain twin', model(image)[-1], plain(image)[-1], 1e-3)
         timings = bench.time({'ours': inference(model, image), 'plain': inference(plain, image)})
-        speedup = timings['ours'].speedup(timings['plain'])
-        yield Row(f'{name} at 512×512, inference, against plain', speedup, 'at least', 1.15)
+        speedups = timings['ours'].speedups(timings['plain'])
+        yield Row(f'{name} at 512×512, inference, against plain', speedups, 'at least', 1.15)
 
 
 def against_softmax(bench: Bench) -> Iterator[Row]:
@@ -128,7 +149,7 @@ def against_softmax(bench: Bench) -> Iterator[Row]:
         timings = bench.time({'ours': inference(inline, image), **runs}, 5 if size < 512 else 1)
         for name, (_, required) in peers.items():
             what = f'DeiT-T at {size}×{size}, inference, against {name} softmax with 3 heads'
-            yield Row(what, timings['ours'].speedup(timings[name]), 'at least', required)
+            yield Row(what, timings['ours'].speedups(timings[name]), 'at least', required)
 
 
 def growth(bench: Bench) -> Iterator[Row]:
@@ -136,18 +157,22 @@ def growth(bench: Bench) -> Iterator[Row]:
         model = build().to(bench.device).eval()
         timings = bench.time({str(size): inference(model, bench.image(size)) for size in (512, 1024)})
         what = f'time of {name}, from 512×512 to 1024×1024'
-        yield Row(what, timings['512'].speedup(timings['1024']), 'at most', 4.4)
+        yield Row(what, timings['512'].speedups(timings['1024']), 'at most', 4.4)
 
 
 def training_memory(bench: Bench) -> Iterator[Row]:
-    image = bench.image(512)
+    what = 'peak memory of a training step of PVT-S at 512×512, against plain'
+    yield Row(what, [memory_ratio(bench.image(512))], 'at most', 0.9)
+
+
+def memory_ratio(image: Tensor) -> float:
+    """Peak memory of a training step of PVT-S, with its weights, as a share of the plain formulation's."""
     peaks = []
     for model in (InLinePVT('small'), use_plain(InLinePVT('small'))):
-        model.to(bench.device)
+        model.to(image.device)
         weights = sum(parameter.nbytes for parameter in model.parameters())
-        peaks.append(weights + peak_memory(partial(_train_step, model, image), bench.device))
-    what = 'peak memory of a training step of PVT-S at 512×512, against plain'
-    yield Row(what, peaks[0] / peaks[1], 'at most', 0.9)
+        peaks.append(weights + peak_memory(partial(_train_step, model, image), image.device))
+    return peaks[0] / peaks[1]
 
 
 def _train_step(model: nn.Module, image: Tensor) -> None:
@@ -161,12 +186,38 @@ def _more(shape: Shape) -> int:
     return max(1, round(math.sqrt(2**24 / (shape.tokens * shape.dim**2))))
 
 
+def machine(bench: Bench) -> Iterator[Row]:
+    """What the machine does at best, to hold bytes and FLOPs of the rest against."""
+    matrix = torch.randn(MATRIX, MATRIX, device=bench.device)
+    block = torch.ones(BLOCK // 4, device=bench.device)
+    product, copied = torch.empty_like(matrix), torch.empty_like(block)
+    timings = bench.time(
+        {
+            'product': lambda: torch.mm(matrix, matrix, out=product),
+            'copy': lambda: copied.copy_(block),
+        }
+    )
+    rates = [2 * MATRIX**3 / seconds / 1e9 for seconds in timings['product'].seconds]
+    yield Row(f'the machine itself, GFLOP/s: product of matrices of {MATRIX}×{MATRIX}', rates)
+    rates = [2 * BLOCK / seconds / 1e9 for seconds in timings['copy'].seconds]
+    yield Row(f'the machine itself, GB/s read and written: copy of {BLOCK // 2**20} MB', rates)
+
+
+def _mean_by_round(speedups: Sequence[Sequence[float]], rounds: int) -> list[float]:
+    """The geometric mean over shapes in each round; a shape timed more often counts by its median there."""
+    return [
+        statistics.geometric_mean(statistics.median(one[i::rounds]) for one in speedups)
+        for i in range(rounds)
+    ]
+
+
 MEASUREMENTS = {
     'modules': modules,
     'backbones': backbones,
     'softmax': against_softmax,
     'growth': growth,
     'memory': training_memory,
+    'machine': machine,
 }
 
 
@@ -198,7 +249,7 @@ def main() -> None:
     for name in args.what:
         for row in MEASUREMENTS[name](bench):
             settings = (args.threads, 'float32', 'cpu' if args.cpu_time else 'wall', describe_machine(device))
-            writer.writerow([row.what, f'{row.ratio:.2f}', row.bound, row.required, *settings])
+            writer.writerow([*row.cells(), *settings])
             sys.stdout.flush()
 
 

@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +24,23 @@ class Timing:
     @property
     def spread(self) -> float:
         """Distance of the quartiles, as a share of the median."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4, method='inclusive')
-        return (high - low) / self.median
+        return quartile_distance(self.seconds) / self.median
+
+    def speedups(self, other: 'Timing') -> list[float]:
+        """How many times faster this is than the other one, in each of the repetitions made in turn."""
+        pairs = zip(other.seconds, self.seconds, strict=True)
+        return [theirs / ours for theirs, ours in pairs]
 
     def speedup(self, other: 'Timing') -> float:
-        """How many times faster this is than the other one: the median over repetitions made in turn."""
-        pairs = zip(other.seconds, self.seconds, strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs)
+        """Their median."""
+        return statistics.median(self.speedups(other))
+
+
+def quartile_distance(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method='inclusive')
+    return high - low
 
 
 def interleave(
