@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Say where the time of a config's training step goes: data, forward, backward, optimizer, communication.
+"""Say where a training step's time goes: data, forward, backward, optimizer, communication, hooks.
 
 Start it as tools/dist_train.sh starts training to see communication as well.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: data, forward, backward, optimizer, communication."""
+"""Where the time of a training step goes: data, forward, backward, optimizer, communication, hooks."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from inline.engine.launch import build_runner
 
-PARTS = ('data', 'forward', 'backward', 'optimizer', 'communication', 'rest')
+PARTS = ('data', 'forward', 'backward', 'optimizer', 'communication', 'hooks', 'rest')
 
 
 class Enough(Exception):  # noqa: N818 (no error: it ends the training loop)
@@ -25,12 +25,12 @@ class Enough(Exception):  # noqa: N818 (no error: it ends the training loop)
 class StepTimer(Hook):
     """Times the parts of each step, and ends the training after so many.
 
-    Waiting for the data is from the end of one step to the start of the next. With several processes
-    every second step keeps its gradients to itself: what the backward pass takes longer in the others is
+    It is the first of the hooks before and after a step; :class:`LastHook` tells it when the others are
+    done. Waiting for the data is from then to the hooks before the next step. With several processes every
+    second step keeps its gradients to itself: what the backward pass takes longer in the others is
     communication.
     """
 
-    # Before all others, so that their work after a step counts as waiting.
     priority = 'HIGHEST'
 
     def __init__(self, steps: int, warm_up: int) -> None:
@@ -38,6 +38,7 @@ class StepTimer(Hook):
         self.warm_up = warm_up
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._ended: float | None = None
+        self._hooks_began = 0.0
         self._spent: dict[str, float] = {}
         self._is_alone = False
 
@@ -51,16 +52,25 @@ class StepTimer(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:  # noqa: ARG002 (MMEngine's signature)
         self._spent = {}
+        self._hooks_began = _now()
         if self._ended is not None:
-            self._spent['data'] = _now() - self._ended
+            self._spent['data'] = self._hooks_began - self._ended
 
     def after_train_iter(
         self,
-        runner: Runner,
-        batch_idx: int,  # noqa: ARG002 (MMEngine's signature)
+        runner: Runner,  # noqa: ARG002 (MMEngine's signature)
+        batch_idx: int,  # noqa: ARG002
         data_batch: Any = None,  # noqa: ARG002
         outputs: Any = None,  # noqa: ARG002
     ) -> None:
+        self._hooks_began = _now()
+
+    def end_hooks(self) -> None:
+        """All hooks before a step are done, or all after it."""
+        self._spent['hooks'] = self._spent.get('hooks', 0.0) + _now() - self._hooks_began
+
+    def end_step(self, runner: Runner) -> None:
+        """Take down the step's parts."""
         self._ended = _now()
         spent = self._spent
         if runner.iter >= self.warm_up and 'data' in spent:
@@ -68,6 +78,7 @@ class StepTimer(Hook):
             apart = isinstance(runner.model, DistributedDataParallel) and self._is_alone
             kind = 'backward alone' if apart else 'backward'
             self.seconds['data'].append(spent['data'])
+            self.seconds['hooks'].append(spent['hooks'])
             self.seconds['forward'].append(spent['train_step'] - spent['update'])
             self.seconds[kind].append(spent['backward'])
             self.seconds['optimizer'].append(optimizer)
@@ -102,12 +113,35 @@ class StepTimer(Hook):
         return run
 
 
+class LastHook(Hook):
+    """Tells the timer that all hooks before it are done."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.timer = timer
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:  # noqa: ARG002 (MMEngine's signature)
+        self.timer.end_hooks()
+
+    def after_train_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,  # noqa: ARG002 (MMEngine's signature)
+        data_batch: Any = None,  # noqa: ARG002
+        outputs: Any = None,  # noqa: ARG002
+    ) -> None:
+        self.timer.end_hooks()
+        self.timer.end_step(runner)
+
+
 def profile_steps(cfg: Config, steps: int, warm_up: int = 2) -> dict[str, float]:
     """Median seconds of each of PARTS over so many training steps."""
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     runner = build_runner(cfg)
     timer = StepTimer(steps, warm_up)
     runner.register_hook(timer)
+    runner.register_hook(LastHook(timer))
     with suppress(Enough):
         runner.train()
     return timer.parts()

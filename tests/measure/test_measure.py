@@ -1,4 +1,4 @@
-"""Timing in turn, peak memory, the parts of a step, and Figure 5 from points that are written down."""
+"""Timing in turn, peak memory, and Figure 5 from points that are written down."""
 
 import csv
 import subprocess
@@ -19,7 +19,6 @@ from inline.measure.figure5 import (
     write_points,
 )
 from inline.measure.models import Settings, measure
-from inline.measure.steps import StepTimer, describe_parts
 from tests.conftest import ROOT
 from tests.models.families import build
 
@@ -70,14 +69,6 @@ def test_a_model_is_timed_on_one_image_and_on_a_batch() -> None:
 
 def test_the_machine_is_described_with_its_torch() -> None:
     assert torch.__version__ in describe_machine(CPU)
-
-
-def test_communication_is_what_exchanging_gradients_adds() -> None:
-    timer = StepTimer(steps=4, warm_up=0)
-    timer.seconds.update({'forward': [3.0, 3.0], 'backward': [5.0, 5.0], 'backward alone': [4.0, 4.0]})
-    parts = timer.parts()
-    assert (parts['backward'], parts['communication']) == (4, 1)
-    assert 'communication     1000.0   12.5%' in describe_parts(parts)
 
 
 def test_windows_are_as_large_as_they_are_called() -> None:

@@ -50,8 +50,9 @@ def test_the_parts_of_a_training_step_are_listed(digit_scenes: Path) -> None:
     ]
     done = run_tool('tools/profile_train.py', CLASSIFIER, '--steps', '2', '--cfg-options', *options)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()[-8:]
+    lines = done.stdout.splitlines()[-9:]
     parts = {line.split()[0]: float(line.split()[1]) for line in lines[1:]}
     assert parts['forward'] > 0
     assert parts['backward'] > 0
+    assert 'hooks' in parts
     assert sum(ms for name, ms in parts.items() if name != 'step') == pytest.approx(parts['step'], abs=0.5)
