@@ -1,10 +1,14 @@
 """Peak memory of tensors."""
 
+import os
 from collections.abc import Callable
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+# Above the levels of all that the profiler says: two lines to stderr each time, among which others are lost.
+QUIET = '6'
 
 
 def peak_memory(run: Callable[[], object], device: torch.device) -> int:
@@ -19,6 +23,7 @@ def peak_memory(run: Callable[[], object], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault('KINETO_LOG_LEVEL', QUIET)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         run()
     assert trace.profiler is not None

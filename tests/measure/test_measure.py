@@ -150,3 +150,14 @@ def test_a_freed_block_stays_with_the_process() -> None:
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     # 4,096 pages of 4 kB each time, if they were handed back.
     assert int(done.stdout) < 4096
+
+
+def test_asking_for_memory_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('KINETO_LOG_LEVEL', raising=False)
+    code = (
+        'import torch\n'
+        'from inline.measure import CPU, peak_memory\n'
+        'print(peak_memory(lambda: torch.ones(1000), CPU))\n'
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('4000\n', '')
