@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inline.datasets.coco_masks import is_whole_polygon, mask_fault
 from inline.errors import UserError
 
 TABLES = ('images', 'annotations', 'categories')
@@ -18,6 +19,8 @@ _KEYS = {
     'annotations': ('id', 'image_id', 'category_id', 'bbox', 'area'),
     'categories': ('id', 'name'),
 }
+# The toolbox makes tensors of boxes, which hold no whole number of any length.
+LIMIT = 2**31
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]
@@ -85,8 +88,10 @@ def check_coco(
         bool(annotations[i].get('iscrowd')) for i in np.flatnonzero(kept)
     )
     if needs_masks:
-        for what in _mask_faults((annotations[i] for i in np.flatnonzero(kept)), images, row_of, path):
-            found[what] += 1
+        # Evaluation draws also what training leaves out.
+        for i in np.flatnonzero(ours):
+            _check_mask(annotations[i], images[image_of[i]], bool(kept[i]), path)
+        found += _count_polygons(annotations[i]['segmentation'] for i in np.flatnonzero(kept))
     if needs_objects and not kept.any():
         raise UserError(
             f'{str(path)!r} has no object of the classes {", ".join(classes[:5])} that can be used'
@@ -116,6 +121,9 @@ def _check_rows(rows: list[Any], name: str, path: Path) -> None:
     for row in rows if name == 'images' else ():
         if not isinstance(row['file_name'], str) or not row['file_name']:
             raise UserError(f'{str(path)!r}: image {row["id"]} has file_name {row["file_name"]!r}')
+    for row in rows if name == 'categories' else ():
+        if not isinstance(row['name'], str):
+            raise UserError(f'{str(path)!r}: category {row["id"]} has name {row["name"]!r}: must be a word')
 
 
 def _check_categories(categories: list[Row], classes: Sequence[str], path: Path) -> set[int]:
@@ -150,7 +158,9 @@ def _numbers(rows: list[Row], keys: Sequence[str], name: str, path: Path) -> NDA
     if values is not None:
         return values
     row, key = next((row, key) for row in rows for key in keys if not _is_finite(row[key]))
-    raise UserError(f'{str(path)!r}: {key} of {name} id {row["id"]} is {row[key]!r}: must be a finite number')
+    raise UserError(
+        f'{str(path)!r}: {key} of {name} id {row["id"]} is {row[key]!r}: must be a finite number below 2**31'
+    )
 
 
 def _boxes(annotations: list[Row], path: Path) -> NDArray[np.float64]:
@@ -160,7 +170,8 @@ def _boxes(annotations: list[Row], path: Path) -> NDArray[np.float64]:
         return boxes
     row = next(row for row in annotations if not _is_box(row['bbox']))
     raise UserError(
-        f'{str(path)!r}: annotation {row["id"]} has bbox {row["bbox"]!r}: must be four finite numbers'
+        f'{str(path)!r}: annotation {row["id"]} has bbox {row["bbox"]!r}: must be '
+        'four finite numbers below 2**31'
     )
 
 
@@ -175,7 +186,8 @@ def _finite(rows: list[Any], columns: int) -> NDArray[np.float64] | None:
     # Words that look like numbers would become some if a type were asked for.
     if values.dtype.kind not in 'iuf' or values.shape != (len(rows), columns):
         return None
-    return values.astype(np.float64) if np.isfinite(values).all() else None
+    values = values.astype(np.float64)
+    return values if (np.abs(values) < LIMIT).all() else None
 
 
 def _is_box(box: Any) -> bool:
@@ -183,7 +195,7 @@ def _is_box(box: Any) -> bool:
 
 
 def _is_finite(number: Any) -> bool:
-    return type(number) in (int, float) and bool(np.isfinite(number))
+    return type(number) in (int, float) and abs(number) < LIMIT
 
 
 def _count_boxes(
@@ -210,55 +222,26 @@ def _count_boxes(
     return found, kept
 
 
-def _mask_faults(
-    annotations: Iterator[Row], images: list[Row], row_of: Mapping[int, int], path: Path
-) -> Iterator[str]:
-    for row in annotations:
-        segmentation = row.get('segmentation')
-        if not segmentation:
-            raise UserError(
-                f'{str(path)!r}: annotation {row["id"]} has no segmentation, and the config trains masks'
-            )
-        if isinstance(segmentation, dict):
-            _check_runs(row, segmentation, images[row_of[row['image_id']]], path)
-        elif not all(_is_polygon(part) for part in segmentation):
-            if not any(_is_polygon(part) for part in segmentation):
-                yield 'objects without a whole polygon count neither way'
-            else:
-                yield 'objects lose polygons of less than three points'
-
-
-def _is_polygon(points: Any) -> bool:
-    return isinstance(points, list) and len(points) >= 6 and len(points) % 2 == 0
-
-
-def _check_runs(row: Row, runs: Row, image: Row, path: Path) -> None:
-    expected, counts = [image['height'], image['width']], runs.get('counts')
-    if runs.get('size') != expected or not isinstance(counts, list | str):
+def _check_mask(row: Row, image: Row, is_used: bool, path: Path) -> None:
+    segmentation = row.get('segmentation')
+    if segmentation:
+        fault = mask_fault(segmentation, image['width'], image['height'])
+        if fault is not None:
+            raise UserError(f'{str(path)!r}: the mask of annotation {row["id"]} {fault}')
+    elif is_used:
         raise UserError(
-            f'{str(path)!r}: the mask of annotation {row["id"]} has size {runs.get("size")}, '
-            f'and its image {expected}'
-        )
-    total = sum(counts) if isinstance(counts, list) else sum_of_runs(counts)
-    if total != expected[0] * expected[1]:
-        raise UserError(
-            f'{str(path)!r}: the mask of annotation {row["id"]} has runs of {total} pixels, '
-            f'and its image {expected[0] * expected[1]}'
+            f'{str(path)!r}: annotation {row["id"]} has no segmentation, and the config trains masks'
         )
 
 
-def sum_of_runs(counts: str) -> int:
-    """Pixels of a mask in COCO's packed form: 5 bits a character, and from the fourth run on differences."""
-    runs: list[int] = []
-    value = shift = 0
-    for character in counts.encode():
-        bits = character - 48
-        value |= (bits & 0x1F) << shift
-        shift += 5
-        if bits & 0x20:
+def _count_polygons(segmentations: Iterator[Any]) -> Counter[str]:
+    """What the toolbox leaves out of masks that are good otherwise."""
+    found: Counter[str] = Counter()
+    for segmentation in segmentations:
+        if isinstance(segmentation, dict) or all(is_whole_polygon(points) for points in segmentation):
             continue
-        if bits & 0x10:
-            value -= 1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-        value = shift = 0
-    return sum(runs)
+        if any(is_whole_polygon(points) for points in segmentation):
+            found['objects lose polygons of less than three points'] += 1
+        else:
+            found['objects without a whole polygon count neither way'] += 1
+    return found

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pycocotools import mask as coco_mask
 
-from inline.datasets.coco_check import check_coco, describe_found, sum_of_runs
+from inline.datasets.coco_check import check_coco, describe_found
+from inline.datasets.coco_masks import unpack_runs
 from inline.errors import UserError
 from tests.datasets.bad_data import RANDOM, Row, picture
 
@@ -49,6 +50,10 @@ def without(table: str) -> Callable[[], Tables]:
 
 def runs(size: list[int], counts: Any) -> Callable[[], Tables]:
     return change('annotations', segmentation={'size': size, 'counts': counts})
+
+
+def polygon(points: Any) -> Callable[[], Tables]:
+    return change('annotations', segmentation=[points])
 
 
 REFUSED = {
@@ -105,6 +110,30 @@ REFUSED = {
         'annotation 22 is of category 4, which is not listed',
         change('annotations', category_id=4),
     ),
+    'a box with a number of 30 digits': Row(
+        'refused',
+        f'annotation 22 has bbox [1, 2, {10**30}, 4]: must be four finite numbers below 2**31',
+        change('annotations', bbox=[1, 2, 10**30, 4]),
+    ),
+    'an area of 30 digits': Row(
+        'refused',
+        f'area of annotations id 22 is {10**30}: must be a finite number below 2**31',
+        change('annotations', area=10**30),
+    ),
+    'an image with a width of 30 digits': Row(
+        'refused',
+        f'width of images id 8 is {10**30}: must be a finite number below 2**31',
+        change('images', width=10**30),
+    ),
+    'an area beyond all floats': Row(
+        'refused', 'area of annotations id 22 is 1', change('annotations', area=10**400)
+    ),
+    'an image whose size is a word': Row(
+        'refused', "width of images id 8 is '40': must be a finite number", change('images', width='40')
+    ),
+    'a category whose name is a list': Row(
+        'refused', "category 5 has name ['dog']: must be a word", change('categories', name=['dog'])
+    ),
     'an id of two images': Row('refused', 'id 7 is of several images', change('images', id=7)),
     'an id of two objects': Row('refused', 'id 20 is of several annotations', change('annotations', id=20)),
     'an id of two categories': Row('refused', 'id 3 is of several categories', change('categories', id=3)),
@@ -135,6 +164,63 @@ REFUSED = {
         'refused',
         'the mask of annotation 22 has runs of 900 pixels, and its image 960',
         runs([24, 40], [400, 500]),
+    ),
+    'a run-length mask of a negative run': Row(
+        'refused',
+        'the mask of annotation 22 has runs of [-40, 1000]: must be whole numbers, 0 or more',
+        runs([24, 40], [-40, 1000]),
+    ),
+    'a run-length mask of words': Row(
+        'refused',
+        "the mask of annotation 22 has runs of ['400', '560']: must be whole numbers, 0 or more",
+        runs([24, 40], ['400', '560']),
+    ),
+    'a run-length mask without runs': Row(
+        'refused', 'the mask of annotation 22 has runs of None: must be whole numbers', runs([24, 40], None)
+    ),
+    'a packed run-length mask cut off': Row(
+        'refused', "the mask of annotation 22 has runs of 'Pn0o': must be", runs([24, 40], 'Pn0o')
+    ),
+    'a packed run-length mask of a negative run': Row(
+        'refused', "the mask of annotation 22 has runs of 'hNXo0': must be", runs([24, 40], 'hNXo0')
+    ),
+    'a mask that is a number': Row(
+        'refused',
+        'the mask of annotation 22 is 5: must be polygons or runs',
+        change('annotations', segmentation=5),
+    ),
+    'a polygon far outside its image': Row(
+        'refused',
+        'the mask of annotation 22 has a polygon with the number 1000000000.0, far outside its image',
+        polygon([0, 0, 1e9, 0, 1e9, 1e9, 0, 1e9]),
+    ),
+    'a polygon of words': Row(
+        'refused',
+        "the mask of annotation 22 has the polygon ['2', '3', '12', '3', '12', '11']: must be a list",
+        polygon(['2', '3', '12', '3', '12', '11']),
+    ),
+    'a polygon of points in lists': Row(
+        'refused',
+        'the mask of annotation 22 has the polygon [[2, 3], [12, 3], [12, 11]]: must be a list of finite',
+        polygon([[2, 3], [12, 3], [12, 11]]),
+    ),
+    'a polygon with NaN or infinity': Row(
+        'refused',
+        'the mask of annotation 22 has the polygon [2, 3, nan, 3, 12, 11]: must be a list of finite numbers',
+        polygon([2, 3, float('nan'), 3, 12, 11]),
+    ),
+    'a polygon with a number beyond all floats': Row(
+        'refused',
+        'the mask of annotation 22 has the polygon [2, 3, 1',
+        polygon([2, 3, 10**400, 3, 12, 11]),
+    ),
+    'no polygon where one should be': Row(
+        'refused', 'the mask of annotation 22 has the polygon None: must be a list of finite', polygon(None)
+    ),
+    'a polygon of words of an object that is left out': Row(
+        'refused',
+        "the mask of annotation 22 has the polygon ['a']: must be a list of finite numbers",
+        change('annotations', area=0, segmentation=[['a']]),
     ),
     'a packed run-length mask that is damaged': Row(
         'refused', 'the mask of annotation 22 has runs of', runs([24, 40], 'oops')
@@ -263,4 +349,6 @@ def test_runs_of_packed_masks_fill_the_image() -> None:
     for height, width in ((24, 40), (300, 7), (1, 1), (128, 256)):
         for share in (0.0, 0.02, 0.5, 1.0):
             mask = (RANDOM.random((height, width)) < share).astype('uint8', order='F')
-            assert sum_of_runs(coco_mask.encode(mask)['counts'].decode()) == height * width
+            packed = coco_mask.encode(mask)['counts'].decode()
+            assert sum(unpack_runs(packed) or ()) == height * width
+            assert unpack_runs(packed + 'o') is None
