@@ -84,9 +84,13 @@ class SkippedSamples:
         if message not in known:
             known.append(message)
             path = Path(self.folder, f'{self.name}_rank_{os.environ.get("RANK", "0")}.txt')
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open('a') as file:
-                file.write(f'{message}\n')
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open('a') as file:
+                    file.write(f'{message}\n')
+            except OSError as error:
+                # What is not written down is not counted by the other processes.
+                raise BadDataError(f'{message}; {str(path)!r} cannot be written: {error.strerror}') from error
         if len(known) > self.allowed:
             raise BadDataError(
                 f'{len(known):,} of {self.total:,} training samples cannot be read, and bad_data.max_skipped '

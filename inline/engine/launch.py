@@ -24,6 +24,7 @@ from inline.engine.config import (
 )
 from inline.engine.distributed import adapt_to_hardware
 from inline.engine.finetune import fit_to_own_data
+from inline.engine.full_disk import watch_for_full_disk
 from inline.engine.loggers import add_loggers
 from inline.engine.nonfinite import NonFiniteLossHook
 from inline.engine.preemption import prepare_for_stops
@@ -74,10 +75,12 @@ def train(args: argparse.Namespace) -> None:
     guard_data(cfg, ('train_dataloader', 'val_dataloader'))
     make_resumable(cfg)
     watch = NonFiniteLossHook(cfg.get('skip_nonfinite', 0))
-    runner = build_runner(cfg, resume)
-    runner.register_hook(watch)
-    prepare_for_stops(runner)
-    runner.train()
+    with watch_for_full_disk(cfg.work_dir) as disk:
+        runner = build_runner(cfg, resume)
+        disk.spare(runner.visualizer)
+        runner.register_hook(watch)
+        prepare_for_stops(runner)
+        runner.train()
 
 
 def test(args: argparse.Namespace) -> None:
