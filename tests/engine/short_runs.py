@@ -1,4 +1,4 @@
-"""Short trainings on the digit scenes from which all chance is taken, for tests that compare them."""
+"""Short trainings on the digit scenes, in the way that the tool trains, for tests that compare them."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from inline.engine.config import load_config, set_data_root
 from inline.engine.launch import build_runner
+from inline.engine.resume import make_resumable
 from tests.conftest import ROOT
 from tests.engine.ranks import launcher, world_size
-
-CHANCE = ('RandomResizedCrop', 'RandomResize', 'RandomCrop', 'PhotoMetricDistortion')
 
 
 class Losses(Hook):
@@ -37,11 +36,12 @@ class Losses(Hook):
 
 
 def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> Config:
-    """A config of digits_quick for ten steps without chance, validation, checkpoints and pictures.
+    """A config of digits_quick for ten steps without validation, checkpoints and pictures.
 
     Read it before processes are forked, and once: that takes as long as the ten steps.
 
-    What is random by process cannot be the same in one and in several: augmentation and stochastic depth.
+    Augmentation is kept: a sample's random numbers are its own. Those of a step are a process's, so that
+    stochastic depth cannot be the same in one and in several.
     """
     cfg = load_config(ROOT / 'configs' / 'digits_quick' / f'{name}.py')
     set_data_root(cfg, digit_scenes.parent)
@@ -49,8 +49,6 @@ def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> 
         {
             'work_dir': str(work_dir),
             'train_cfg.max_iters': 10,
-            # One token alone leaves queries and keys no gradient but rounding, which AdamW would magnify.
-            'optim_wrapper.optimizer.eps': 1e-5,
             'train_dataloader.num_workers': 0,
             'train_dataloader.persistent_workers': False,
             'model.backbone.drop_path_rate': 0.0,
@@ -61,11 +59,7 @@ def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> 
     )
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
-    pipeline = cfg.train_dataloader.dataset.pipeline
-    kept = [step for step in pipeline if step.type not in CHANCE]
-    if cfg.default_scope == 'mmpretrain':
-        kept.insert(1, {'type': 'Resize', 'scale': (32, 32)})
-    cfg.train_dataloader.dataset.pipeline = kept
+    make_resumable(cfg)
     return cfg
 
 

@@ -60,7 +60,9 @@ def test_processes_train_as_one(name: str, digit_scenes: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_steps_put_together_train_as_a_larger_batch(digit_scenes: Path, tmp_path: Path) -> None:
-    cfg = short_run('inline-pvt-nano_digits', digit_scenes, tmp_path / 'run')
+    # The last map is one token: queries and keys have no gradient but rounding, which AdamW would magnify.
+    options = {'optim_wrapper.optimizer.eps': 1e-5}
+    cfg = short_run('inline-pvt-nano_digits', digit_scenes, tmp_path / 'run', **options)
     # Schedules count the small steps, so that a fair comparison has none.
     cfg.param_scheduler = None
 
