@@ -1,5 +1,6 @@
 """Training with the weights shared out over processes: same losses, half the memory, whole checkpoints."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
+from mmpretrain.registry import MODELS
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from inline.engine.safe_loading import load_safely
 from inline.errors import UserError
 from tests.engine.ranks import run_ranks
 from tests.engine.short_runs import short_run, train
@@ -90,6 +93,28 @@ def test_shared_weights_train_alike_in_half_the_memory_and_go_on_anywhere(
     half = tmp_path / 'copied' / 'iter_2.pth'
     again = run_ranks(2, lambda: work(SHARDED, 'again', half), tmp_path / 'ranks_again')
     assert again[0]['losses'] == expected
+
+
+@pytest.mark.slow
+def test_swin_base_takes_half_of_its_weights_each(digit_scenes: Path, tmp_path: Path) -> None:
+    cfg = make_config(digit_scenes, tmp_path / 'run')
+    cfg.merge_from_dict({'train_cfg.max_iters': 1, 'model.head.in_channels': 1024})
+    cfg.model.backbone.update(arch='base', img_size=64)
+    cfg.default_hooks.checkpoint.update(interval=1, save_optimizer=False)
+
+    def work() -> tuple[int, float]:
+        runner, losses = train(cfg, total_batch=2)
+        return local_bytes(runner.model.backbone.parameters()), losses[0]['loss']
+
+    shares = run_ranks(2, work, tmp_path / 'ranks')
+    model = MODELS.build(cfg.model)
+    whole = local_bytes(model.backbone.parameters())
+    assert whole > 4 * 86_000_000
+    for held, loss in shares:
+        assert held <= 0.55 * whole
+        assert math.isfinite(loss)
+    model.load_state_dict(load_safely(tmp_path / 'run' / 'iter_1.pth')['state_dict'])
+    assert all(weight.isfinite().all() for weight in model.parameters())
 
 
 def test_a_moving_average_of_shared_weights_is_refused(digit_scenes: Path, tmp_path: Path) -> None:
