@@ -10,6 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import Registry
 from mmengine.runner import Runner
+from mmengine.utils import get_object_from_string
 from torch.utils.data import DataLoader
 
 from inline import registry as registries
@@ -17,6 +18,10 @@ from inline.arguments import check_names, check_range, check_type, hint, paramet
 from inline.errors import UserError
 
 SCOPE = 'inline.'
+_TOOLBOXES = ('mmpretrain.', 'mmdet.', 'mmseg.')
+# Of which a module has at least one, whatever its toolbox says of their type.
+_COUNTS = ('num_classes', 'in_channels', 'feat_channels')
+_PLAIN = (bool, int, float, str)
 _Dict = dict[str, Any]
 _Dicts = dict[str, Any] | list[dict[str, Any]] | None
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
@@ -68,6 +73,7 @@ _PHASES = {
     'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
 }
 _AUTO_SCALE_LR = {'enable': bool, 'base_batch_size': int}
+_RANDOMNESS = {'seed': int | None, 'diff_rank_seed': bool, 'deterministic': bool}
 # What the constructor for layer-wise decay of the learning rate reads.
 _PARAMWISE = {
     'layer_decay_rate': float,
@@ -101,9 +107,9 @@ def check_config(cfg: Config) -> None:
         if name in _TRAIN_CFG:
             check_type(name, value, int, 'train_cfg')
     if cfg.get('auto_scale_lr') is not None:
-        check_names(cfg.auto_scale_lr, _AUTO_SCALE_LR, 'key', 'auto_scale_lr')
-        for name, value in cfg.auto_scale_lr.items():
-            check_type(name, value, _AUTO_SCALE_LR[name], 'auto_scale_lr')
+        _check_keys(cfg.auto_scale_lr, _AUTO_SCALE_LR, 'auto_scale_lr')
+    if 'randomness' in cfg:
+        _check_randomness(cfg.randomness)
     _check_constructor(cfg.get('optim_wrapper') or {})
     for key, node in _typed(cfg._cfg_dict):
         try:
@@ -126,16 +132,18 @@ def check_module(node: Mapping[Any, Any]) -> None:
     if not isinstance(kind, type):
         return
     options = {name: value for name, value in node.items() if name not in ('type', '_scope_')}
-    check_names(options, parameters_of(kind), 'argument', kind.__name__)
-    if issubclass(kind, torch.nn.Module):
+    if not issubclass(kind, torch.nn.Module):
+        check_names(options, parameters_of(kind), 'argument', kind.__name__)
+    elif any(base.__module__.startswith(_TOOLBOXES) for base in kind.__mro__):
+        _check_changed(kind, options)
+    else:
+        check_names(options, parameters_of(kind), 'argument', kind.__name__)
         _check_backbone(kind, options)
 
 
 def check_paramwise(settings: Mapping[str, Any]) -> None:
     """Of :class:`inline.engine.layer_decay.LayerDecayConstructor`: a slip here would change no rate."""
-    check_names(settings, _PARAMWISE, 'key', 'paramwise_cfg')
-    for name, value in settings.items():
-        check_type(name, value, _PARAMWISE[name], 'paramwise_cfg')
+    _check_keys(settings, _PARAMWISE, 'paramwise_cfg')
     rate = settings.get('layer_decay_rate', 1)
     if not 0 < rate <= 1:
         raise UserError(f'layer_decay_rate {rate} of paramwise_cfg: must be above 0 and at most 1')
@@ -165,6 +173,33 @@ def _check_constructor(wrapper: Mapping[str, Any]) -> None:
         check_paramwise(paramwise or {})
 
 
+def _check_keys(settings: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> None:
+    check_names(settings, known, 'key', owner)
+    for name, value in settings.items():
+        check_type(name, value, known[name], owner)
+
+
+def _check_randomness(settings: Mapping[str, Any]) -> None:
+    _check_keys(settings, _RANDOMNESS, 'randomness')
+    if 'seed' not in settings:
+        raise UserError('randomness lacks seed: it must be a whole number, or None for any')
+    if settings['seed'] is not None:
+        check_range('randomness.seed', settings['seed'], 0, 2**32 - 1)
+
+
+def _check_changed(kind: type[torch.nn.Module], options: Mapping[str, Any]) -> None:
+    """Of a toolbox's module with a change of ours: names, and types as annotations or defaults tell them."""
+    known, defaults = parameters_of(kind), inspect.signature(kind).parameters
+    check_names(options, known, 'argument', kind.__name__)
+    for name, value in options.items():
+        default = type(defaults[name].default) if name in defaults else None
+        expected = int if name in _COUNTS else known[name] if known[name] in _PLAIN else default
+        if expected in _PLAIN:
+            check_type(name, value, expected, kind.__name__)
+        if name in _COUNTS:
+            check_range(name, value, 1, 2**20)
+
+
 def _check_backbone(kind: type[torch.nn.Module], options: Mapping[str, Any]) -> None:
     """Build it without its numbers, so that whatever its constructor refuses is refused now."""
     with torch.device('meta'):
@@ -187,14 +222,18 @@ def _typed(node: Any, key: str = '') -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, child in node.items():
         yield from _typed(child, f'{key}.{name}' if key else str(name))
     kind = node.get('type')
-    # A longer path, as inline.detection.RetinaHead, names a toolbox's own module with a change.
-    if isinstance(kind, str) and kind.startswith(SCOPE) and '.' not in kind.removeprefix(SCOPE):
+    if isinstance(kind, str) and kind.startswith(SCOPE):
         yield key, node
 
 
 @cache
 def _find(name: str) -> Any:
-    """The class, or function, that a type of ours names."""
+    """The class, or function, that a type of ours names: as it is registered, or by its whole path."""
+    if '.' in name.removeprefix(SCOPE):
+        placed = get_object_from_string(name)
+        if placed is None:
+            raise UserError(f'unknown type {name!r}: the package has nothing of this name')
+        return placed
     ours = [
         item for item in vars(registries).values() if isinstance(item, Registry) and item.scope == 'inline'
     ]

@@ -15,6 +15,8 @@ from inline.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT
 
 CLASSIFIER = ROOT / 'configs' / 'digits' / 'inline-pvt-micro_digits.py'
+DETECTOR = ROOT / 'configs' / 'digits' / 'retinanet_inline-pvt-micro_digits.py'
+SEGMENTER = ROOT / 'configs' / 'digits' / 'semantic-fpn_inline-pvt-micro_digits.py'
 IMAGENET = ROOT / 'configs' / 'inline_pvt' / 'inline-pvt-tiny_8xb128_in1k.py'
 # One leaf of each folder: the rest differ from it in numbers.
 LEAVES = sorted(
@@ -67,6 +69,10 @@ def test_our_own_configs_pass(path: Path) -> None:
         ({'auto_scale_lr': True}, 'auto_scale_lr True: must be a dict or None'),
         ({'auto_scale_lr': {'base_batch': 8}}, "unknown key 'base_batch' of auto_scale_lr: it takes"),
         ({'auto_scale_lr': {'base_batch_size': 64.0}}, r'base_batch_size 64\.0 of auto_scale_lr: must'),
+        ({'randomness': {'_delete_': True}}, 'randomness lacks seed: it must be a whole number'),
+        ({'randomness.seed': '1'}, "seed '1' of randomness: must be a whole number or None"),
+        ({'randomness.seed': -1}, r'randomness\.seed -1: must be from 0 to 4294967295'),
+        ({'randomness.sed': 1}, r"unknown key 'sed' of randomness: .* \(did you mean 'seed'\?\)"),
         ({'optim_wrapper.constructor': 'inline.LayerDecay'}, r"'inline\.LayerDecay': choose one of"),
         ({'optim_wrapper.constructor': 'inline.LayerDecayConstructor',
           'optim_wrapper.paramwise_cfg': {'layer_decay': 0.5}},
@@ -79,6 +85,31 @@ def test_a_mistake_is_told_with_its_value_and_what_is_allowed(options: dict[str,
     with pytest.raises(UserError, match=message) as error:
         check_config(cfg)
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('config', 'options', 'message'),
+    [
+        (DETECTOR, {'model.bbox_head.num_classes': 'ten'},
+         r"^model\.bbox_head: num_classes 'ten' of RetinaHead: must be a whole number$"),
+        (DETECTOR, {'model.bbox_head.in_channels': 0}, r'^model\.bbox_head: in_channels 0: must be from 1'),
+        (DETECTOR, {'model.bbox_head.reg_decoded_bbox': 'no'}, "'no' of RetinaHead: must be True or False"),
+        (DETECTOR, {'model.bbox_head.foo': 1},
+         r"^model\.bbox_head: unknown argument 'foo' of RetinaHead: it takes num_classes, in_channels"),
+        (DETECTOR, {'model.bbox_head.type': 'inline.detection.RetinaHed'},
+         r"^model\.bbox_head: unknown type 'inline\.detection\.RetinaHed': the package has nothing"),
+        (SEGMENTER, {'model.decode_head.loss_decode.use_sigmoid': 'False'},
+         r"^model\.decode_head\.loss_decode: use_sigmoid 'False' of CrossEntropyLoss: must be True or"),
+        (SEGMENTER, {'model.decode_head.loss_decode.weight': 2},
+         "unknown argument 'weight' of CrossEntropyLoss: it takes use_sigmoid, .*mean 'loss_weight'"),
+    ],
+    ids=lambda value: str(value)[-50:],
+)  # fmt: skip
+def test_changed_modules_of_a_toolbox_are_checked_too(
+    config: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_config(load_config(config, options))
 
 
 def test_options_of_our_data_set_are_checked_before_it_is_read() -> None:
