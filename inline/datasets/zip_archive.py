@@ -38,7 +38,8 @@ class ZipArchive:
         try:
             with zipfile.ZipFile(self.path) as file:
                 members = [member for member in file.infolist() if _is_wanted(member)]
-        except (zipfile.BadZipFile, OSError) as error:
+        except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:
+            # The latter two are what the standard library says of versions and names that make no sense.
             raise UserError(f'{self.path} cannot be read as a zip: {error}') from error
         size = self.path.stat().st_size
         for member in members:

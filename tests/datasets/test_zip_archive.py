@@ -80,6 +80,26 @@ def test_damage_is_told(tmp_path: Path) -> None:
         ZipArchive(path)
 
 
+@pytest.mark.parametrize('compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_any_bit_that_is_flipped_is_told_or_changes_no_content(tmp_path: Path, compression: int) -> None:
+    content = {'a/1.bin': b'first', 'é.bin': b'second' * 5}
+    good = write_zip(tmp_path / 'good.zip', content, compression).read_bytes()
+    path = tmp_path / 'flipped.zip'
+    told = 0
+    for bit in range(8 * len(good)):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            archive = ZipArchive(path)
+            read = [archive.read(name) for name in archive.names()]
+        except (UserError, OSError):
+            told += 1
+        else:
+            assert set(read) <= set(content.values()), bit
+    assert told > 8 * sum(len(data) for data in content.values()) // 2
+
+
 def test_folders_and_additions_of_the_system_are_no_members(tmp_path: Path) -> None:
     content = {'train/': b'', 'train/a.JPEG': b'a', '__MACOSX/train/._a.JPEG': b'junk'}
     assert ZipArchive(write_zip(tmp_path / 'a.zip', content)).names() == ['train/a.JPEG']
