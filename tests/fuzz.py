@@ -147,6 +147,28 @@ def mutants(draw: st.DrawFn) -> Mutant:
     return Mutant(config, frozenset(needles), is_wrong=wrong and count == 1)
 
 
+@st.composite
+def whole_mutants(draw: st.DrawFn, whole: dict[str, Any]) -> Mutant:
+    """A config of a run with a mutated backbone in it, or mutated anywhere: settings, data, hooks."""
+    config = copy.deepcopy(whole)
+    if draw(st.booleans()):
+        mutant = draw(mutants())
+        config['model']['backbone'] = mutant.config
+        return Mutant(config, mutant.needles, mutant.is_wrong)
+    path = draw(st.sampled_from(sorted(paths(config), key=str)))
+    parent, key = get(config, path[:-1]), path[-1]
+    value = copy.deepcopy(draw(st.sampled_from(VALUES)))
+    how = draw(st.sampled_from(('replace', 'replace', 'drop', 'add')))
+    if how == 'drop':
+        parent.pop(key)
+    elif how == 'add' and isinstance(parent, dict):
+        key = draw(st.sampled_from([name for name in NAMES if name not in parent]))
+        parent[key] = value
+    else:
+        parent[key] = value
+    return Mutant(config, frozenset(_needles((*path, str(key)), value)), is_wrong=False)
+
+
 def paths(node: Any, path: Path = ()) -> Iterator[Path]:
     """The places of a config, but for the type of the backbone itself."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()

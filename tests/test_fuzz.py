@@ -1,15 +1,19 @@
 """Configs with a mistake in them: told in one line that names it, or a model that does what they say."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from inline.engine.check_config import check_module
+from inline.engine.check_config import check_config, check_module
+from inline.engine.config import load_config
 from inline.errors import UserError
-from tests.fuzz import PYRAMID, Mutant, base_configs, mutants
+from tests.conftest import ROOT
+from tests.fuzz import PYRAMID, Mutant, base_configs, mutants, whole_mutants
 
 FIXED = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -56,6 +60,27 @@ def test_a_mutated_config_runs_or_is_refused_in_one_line(mutant: Mutant) -> None
     else:
         assert not mutant.is_wrong, mutant
         run(mutant.config)
+
+
+WHOLE = load_config(ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py').to_dict()
+
+
+@settings(FIXED, max_examples=150)
+@given(whole_mutants(WHOLE))
+def test_a_mutated_config_of_a_run_is_refused_in_one_line_or_has_a_model(mutant: Mutant) -> None:
+    try:
+        check_config(Config(copy.deepcopy(mutant.config)))
+    except UserError as error:
+        message = str(error)
+        assert '\n' not in message
+        assert len(message) < 700
+        assert any(needle in message for needle in mutant.needles), (message, mutant)
+    else:
+        assert not mutant.is_wrong, mutant
+        assert 'type' in mutant.config['model']
+        backbone = mutant.config['model'].get('backbone')
+        if isinstance(backbone, dict) and str(backbone.get('type')).startswith('inline.'):
+            run(backbone)
 
 
 # What the search and a reading of the code found, each once.

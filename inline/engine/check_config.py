@@ -100,6 +100,8 @@ def check_config(cfg: Config) -> None:
     for name, kind in TOP_LEVEL.items():
         if name in cfg:
             check_type(name, cfg[name], kind)
+    if 'type' not in cfg.model:
+        raise UserError(f'model {told(cfg.model)}: must be a dict with the type of a model')
     for name in LOADERS:
         if cfg.get(name) is not None:
             _check_loader(name, cfg[name])
@@ -132,12 +134,13 @@ def check_module(node: Mapping[Any, Any]) -> None:
     if not isinstance(kind, type):
         return
     options = {name: value for name, value in node.items() if name not in ('type', '_scope_')}
+    known = parameters_of(kind)
+    check_names(options, known, 'argument', kind.__name__)
     if not issubclass(kind, torch.nn.Module):
-        check_names(options, parameters_of(kind), 'argument', kind.__name__)
-    elif any(base.__module__.startswith(_TOOLBOXES) for base in kind.__mro__):
-        _check_changed(kind, options)
+        return
+    if any(base.__module__.startswith(_TOOLBOXES) for base in kind.__mro__):
+        _check_changed(kind, options, known)
     else:
-        check_names(options, parameters_of(kind), 'argument', kind.__name__)
         _check_backbone(kind, options)
 
 
@@ -187,10 +190,9 @@ def _check_randomness(settings: Mapping[str, Any]) -> None:
         check_range('randomness.seed', settings['seed'], 0, 2**32 - 1)
 
 
-def _check_changed(kind: type[torch.nn.Module], options: Mapping[str, Any]) -> None:
-    """Of a toolbox's module with a change of ours: names, and types as annotations or defaults tell them."""
-    known, defaults = parameters_of(kind), inspect.signature(kind).parameters
-    check_names(options, known, 'argument', kind.__name__)
+def _check_changed(kind: type[torch.nn.Module], options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Of a toolbox's module with a change of ours: types, as its annotations or defaults tell them."""
+    defaults = inspect.signature(kind).parameters
     for name, value in options.items():
         default = type(defaults[name].default) if name in defaults else None
         expected = int if name in _COUNTS else known[name] if known[name] in _PLAIN else default
