@@ -35,7 +35,10 @@ with_heartbeat() {
     wait "$job"
 }
 
-pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation "$@"; }
+pip_install() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+        --constraint constraints.txt "$@"
+}
 
 command -v "$python" > /dev/null || fail "no interpreter '$python': set PYTHON to a Python 3.11 or newer"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -43,7 +46,7 @@ command -v "$python" > /dev/null || fail "no interpreter '$python': set PYTHON t
 
 [ -x "$venv/bin/python" ] || { say "making the virtual environment $venv"; "$python" -m venv "$venv"; }
 
-pins=$(sha256sum requirements.txt | cut -d ' ' -f 1)
+pins=$(cat requirements.txt constraints.txt | sha256sum | cut -d ' ' -f 1)
 package=$(cat setup.cfg pyproject.toml inline/__init__.py | sha256sum | cut -d ' ' -f 1)
 here=$(pwd -P)
 torch_pins=$(grep -E '^(torch|torchvision)==' requirements.txt)

@@ -85,9 +85,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         'tests/measure/test_soak.py::test_a_short_run_is_sampled_judged_and_drawn',
     ),
     'tensorboard --logdir work_dirs': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
-    '.venv/bin/python -m pip freeze': (
-        'tests/test_requirements.py::test_a_requirement_names_one_version_and_that_is_installed',
-    ),
     'tools/dist_train.sh CONFIG NPROC': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
     'tools/dist_test.sh CONFIG CHECKPOINT NPROC': (
         f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',

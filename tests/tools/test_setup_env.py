@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-FILES = ('tools/setup_env.sh', 'requirements.txt', 'setup.cfg', 'pyproject.toml', 'inline/__init__.py')
+PINS = ('requirements.txt', 'constraints.txt')
+FILES = ('tools/setup_env.sh', *PINS, 'setup.cfg', 'pyproject.toml', 'inline/__init__.py')
 
 
 class Checkout:
@@ -61,7 +62,7 @@ def test_torch_comes_first_then_the_pins_then_the_package_then_the_check(checkou
     assert requirements.endswith('-r requirements.txt')
     assert package.endswith('--no-deps --editable .')
     assert check == '-m inline.compat'
-    assert all('--no-build-isolation' in call for call in calls[:-1])
+    assert all('--no-build-isolation --constraint constraints.txt' in call for call in calls[:-1])
     assert '13 CPU-minutes' in done.stdout
 
 
@@ -71,9 +72,10 @@ def test_run_again_it_does_nothing(checkout: Checkout) -> None:
     assert (done.returncode, done.stdout, calls) == (0, '', [])
 
 
-def test_changed_pins_are_noticed(checkout: Checkout) -> None:
+@pytest.mark.parametrize('name', PINS)
+def test_changed_pins_are_noticed(name: str, checkout: Checkout) -> None:
     checkout.run()
-    with (checkout.folder / 'requirements.txt').open('a') as file:
+    with (checkout.folder / name).open('a') as file:
         file.write('einops==0.8.2\n')
     _, calls = checkout.run()
     assert [call.split()[-1] for call in calls] == ['requirements.txt', 'inline.compat']
