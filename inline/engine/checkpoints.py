@@ -1,5 +1,6 @@
 """Saving checkpoints so that there is a good one at every moment, whatever happens to the process or disk."""
 
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -45,19 +46,22 @@ class WholeCheckpointHook(CheckpointHook):
     First the new file, whole; then ``last_checkpoint``, which names it; then what is outdated is removed. A
     full disk leaves all as it was: training goes on and the next save is tried, except after the last step.
     A validation that the process did not live to see is made up for when the run is resumed.
+
+    What a resumed checkpoint says of other files is text out of a file: it counts for names that this hook
+    gives, in the folder where it saves, and nowhere else. So a copied run leaves the original alone.
     """
 
     keep_ckpt_ids: deque[int]
 
     def before_train(self, runner: Runner) -> None:
+        infos = runner.message_hub.runtime_info
+        told = {key: infos.pop(key) for key in self._keys_of_files() if key in infos}
         super().before_train(runner)
+        self._take_over(runner, told)
         if is_main_process():
             for folder in {str(self.out_dir), runner.work_dir}:
                 for name in remove_leftovers(folder):
                     runner.logger.info(f'removed {name}, which a save that did not finish left in {folder}')
-            for path in runner.message_hub.runtime_info.get('outdated_ckpts', ()):
-                self._remove(runner, path)
-        runner.message_hub.update_info('outdated_ckpts', [])
         if runner._resume and self._missed_validation(runner):
             runner.logger.info('the validation after the last step of the checkpoint is made up for')
             runner.val_loop.run()
@@ -103,7 +107,7 @@ class WholeCheckpointHook(CheckpointHook):
         steps = list(self.keep_ckpt_ids) if self.max_keep_ckpts > 0 else []
         if step not in steps[-1:]:
             steps.append(step)
-        path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
+        path = self._path_of(step)
         runner.message_hub.update_info('last_ckpt', path)
         if self.max_keep_ckpts > 0:
             # With those that go when this one is whole: resumed before that, MMEngine removes them.
@@ -129,8 +133,7 @@ class WholeCheckpointHook(CheckpointHook):
             self.keep_ckpt_ids = deque(steps, self.max_keep_ckpts)
             runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
             for outdated in steps[: -self.max_keep_ckpts]:
-                name = self.filename_tmpl.format(outdated)
-                self._remove(runner, self.file_backend.join_path(self.out_dir, name))
+                self._remove(runner, self._path_of(outdated))
 
     def _name_as_last(self, runner: Any, path: str) -> None:
         error = None
@@ -147,8 +150,7 @@ class WholeCheckpointHook(CheckpointHook):
     def _save_best_checkpoint(self, runner: Runner, metrics: dict[str, float]) -> None:
         if not self.save_best:
             return
-        single = len(self.key_indicators) == 1
-        old = {'': self.best_ckpt_path} if single else dict(self.best_ckpt_path_dict)
+        old = self._best()
         before = {key: value for key, value in runner.message_hub.runtime_info.items() if 'best_' in key}
         # MMEngine removes the old ones that it knows of before it saves the new.
         self._set_best(dict.fromkeys(old))
@@ -174,9 +176,49 @@ class WholeCheckpointHook(CheckpointHook):
                     runner.logger.info(f'The previous best checkpoint {path} is removed')
         runner.message_hub.update_info('outdated_ckpts', [])
 
+    def _keys_of_files(self) -> list[str]:
+        """By what names the message hub knows this hook's files."""
+        return [
+            'outdated_ckpts',
+            *(['keep_ckpt_ids'] if self.max_keep_ckpts > 0 else []),
+            *(map(_best_key, self._best()) if self.save_best else []),
+        ]
+
+    def _take_over(self, runner: Runner, told: dict[str, Any]) -> None:
+        """Go on with the files of the resumed run that are this one's, and remove those that are outdated."""
+        if self.save_best:
+            best = {metric: self._own(told.get(_best_key(metric))) for metric in self._best()}
+            self._set_best(best)
+            for metric, path in best.items():
+                if path is not None:
+                    runner.message_hub.update_info(_best_key(metric), path)
+        outdated = [self._own(path) for path in _as_list(told.get('outdated_ckpts'))]
+        if 'keep_ckpt_ids' in told:
+            steps = [step for step in _as_list(told['keep_ckpt_ids']) if isinstance(step, int)]
+            outdated += [self._path_of(step) for step in steps[: -self.max_keep_ckpts]]
+            self.keep_ckpt_ids = deque(steps, self.max_keep_ckpts)
+            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+        for path in outdated:
+            if path is not None:
+                self._remove(runner, path)
+        runner.message_hub.update_info('outdated_ckpts', [])
+
+    def _own(self, told: Any) -> str | None:
+        """The best checkpoint of that name in this hook's folder, if the name is one and it is there."""
+        name = Path(str(told)).name
+        numbered = r'\d+'.join(map(re.escape, re.split(r'\{.*?\}', self.filename_tmpl.replace('/', '_'))))
+        path = self.file_backend.join_path(self.out_dir, name)
+        is_best = re.fullmatch(f'best_.+_{numbered}', name) is not None
+        return path if is_best and self.file_backend.isfile(path) else None
+
+    def _path_of(self, step: int) -> str:
+        return str(self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step)))
+
     def _best(self) -> dict[str, str | None]:
         """The best checkpoint by metric; of a single metric by no name."""
-        return {'': self.best_ckpt_path} if len(self.key_indicators) == 1 else dict(self.best_ckpt_path_dict)
+        if len(self.key_indicators) == 1:
+            return {'': self.best_ckpt_path}
+        return {metric: self.best_ckpt_path_dict.get(metric) for metric in self.key_indicators}
 
     def _set_best(self, paths: dict[str, str | None]) -> None:
         if len(self.key_indicators) == 1:
@@ -190,8 +232,6 @@ class WholeCheckpointHook(CheckpointHook):
         try:
             if self.file_backend.isfile(path):
                 self.file_backend.remove(path)
-            elif self.file_backend.isdir(path):
-                self.file_backend.rmtree(path)
         except OSError as error:
             runner.logger.warning(f'{path} could not be removed: {error.strerror}')
 
@@ -210,6 +250,15 @@ class WholeCheckpointHook(CheckpointHook):
             step, end = loop.epoch, loop.max_epochs
         loop._decide_current_val_interval()
         return step >= loop.val_begin and (step % loop.val_interval == 0 or step == end)
+
+
+def _best_key(metric: str) -> str:
+    """By what name the message hub knows the best checkpoint of a metric."""
+    return f'best_ckpt_{metric}' if metric else 'best_ckpt'
+
+
+def _as_list(told: Any) -> list[Any]:
+    return told if isinstance(told, list) else []
 
 
 def average_buffers(model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,70 @@ def test_a_validation_that_was_not_reached_is_made_up_for(runner: FakeRunner) ->
     runner.train_loop.iter = 10
     make_hook(runner)
     assert validated == [8, 10, 20]
+
+
+def resume_with(folder: Path, name: str, infos: dict[str, Any], **options: Any) -> WholeCheckpointHook:
+    """A hook that goes on from a checkpoint with such a message hub."""
+    resumed = FakeRunner(folder, name)
+    for key, value in infos.items():
+        resumed.message_hub.update_info(key, value)
+    hook = make_hook(resumed, **options)
+    resumed.train_loop.iter = 4
+    hook.after_val_epoch(resumed, {'acc': 0.9, 'loss': 0.1})
+    return hook
+
+
+@pytest.mark.parametrize('best', ['acc', ['acc', 'loss']])
+def test_a_checkpoint_removes_nothing_outside_its_folder(best: Any, tmp_path: Path) -> None:
+    work, victim = tmp_path / 'work', tmp_path / 'victim'
+    for folder in (work, victim, work / 'best_acc_iter_3.pth'):
+        folder.mkdir()
+    bait = [victim / 'best_acc_iter_1.pth', victim / 'mine.txt', work / 'notes.pth', tmp_path / 'iter_1.pth']
+    for path in bait:
+        path.write_text('mine')
+    told = [
+        *map(str, bait),
+        str(victim),
+        str(work),
+        '../victim',
+        '',
+        None,
+        7,
+        str(work / 'best_acc_iter_3.pth'),
+    ]
+    for number, path in enumerate(told):
+        infos = {
+            'outdated_ckpts': told if number == 0 else path,
+            'best_ckpt': path,
+            'best_ckpt_acc': path,
+            'best_ckpt_loss': path,
+            'keep_ckpt_ids': [str(victim), '../victim/mine.txt', path, 1, 2],
+        }
+        hook = resume_with(
+            work, f'{best}{number}', infos,
+            save_best=best, rule='greater', max_keep_ckpts=1,
+        )  # fmt: skip
+        assert list(hook.keep_ckpt_ids) == [2]
+    assert all(path.read_text() == 'mine' for path in bait)
+    assert (work / 'best_acc_iter_3.pth').is_dir()
+
+
+def test_a_copied_run_leaves_the_original_alone(runner: FakeRunner, tmp_path: Path) -> None:
+    original, copied = tmp_path / 'original', tmp_path / 'copied'
+    original.mkdir()
+    runner.work_dir = str(original)
+    hook = make_hook(runner, save_best='acc', rule='greater', max_keep_ckpts=1)
+    take_steps(runner, hook, 2)
+    hook.after_val_epoch(runner, {'acc': 0.5})
+    shutil.copytree(original, copied)
+    before = files(runner)
+    saved = torch.load(copied / 'iter_2.pth', weights_only=False)['message_hub']['runtime_info']
+    assert saved['best_ckpt'] == str(original / 'best_acc_iter_2.pth')
+    hook = resume_with(copied, 'copied', saved, save_best='acc', rule='greater', max_keep_ckpts=1)
+    assert files(runner) == before
+    # Its own copy of what is no longer the best it does remove.
+    assert sorted(os.listdir(copied)) == ['best_acc_iter_4.pth', 'iter_2.pth', 'last_checkpoint']
+    assert hook.best_ckpt_path == str(copied / 'best_acc_iter_4.pth')
 
 
 def test_a_checkpoint_of_another_model_is_not_resumed(runner: FakeRunner) -> None:
