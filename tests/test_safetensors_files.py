@@ -21,10 +21,11 @@ from inline.errors import UserError
 from inline.official.catalogue import OFFICIAL
 from inline.safetensors_files import write_checkpoint
 from tests.conftest import ROOT, run_tool
-from tests.engine.test_safe_loading import PATHS, Run, safe, zipped
+from tests.engine.malicious import Run, zipped
+from tests.engine.test_safe_loading import PATHS, safe, unsafe
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
-__all__ = ['safe']
+__all__ = ['safe', 'unsafe']
 
 
 def call_tool(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -76,6 +77,7 @@ def test_a_file_of_another_program_is_known_by_its_content(tmp_path: Path) -> No
         assert back['meta'] == {'format': 'pt', 'note': 'not JSON'}
 
 
+@pytest.mark.usefixtures('safe')
 @pytest.mark.parametrize('way', PATHS)
 def test_every_path_loads_it(way: str, tmp_path: Path) -> None:
     write_checkpoint({'state_dict': nn.Linear(1, 1).state_dict()}, tmp_path / 'a.safetensors')
@@ -105,6 +107,7 @@ DAMAGED: dict[str, Callable[[Path], bytes]] = {
 }
 
 
+@pytest.mark.usefixtures('safe')
 @pytest.mark.parametrize('way', PATHS)
 @pytest.mark.parametrize('kind', DAMAGED)
 def test_damage_is_told_in_one_line_by_every_path(kind: str, way: str, tmp_path: Path) -> None:

@@ -43,10 +43,11 @@ def main() -> None:
     from inline.engine.config import set_data_root
     from inline.engine.finetune import fit_to_own_data
     from inline.engine.safe_loading import install as install_safe_loading
+    from inline.engine.safe_loading import trusting
     from inline.export.run import Request, export
     from inline.inference.loading import find_config
 
-    install_safe_loading(args.trust_checkpoint)
+    install_safe_loading()
     cfg = find_config(args.config, args.cfg_options)
     if args.evaluate:
         if args.data_root:
@@ -64,8 +65,9 @@ def main() -> None:
         evaluate=args.evaluate,
         out=args.out,
     )
-    for line in export(cfg, request):
-        print(line, flush=True)
+    with trusting(args.trust_checkpoint):
+        for line in export(cfg, request):
+            print(line, flush=True)
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -24,9 +24,10 @@ def main() -> None:
 
     from inline.engine.config import check_paths
     from inline.engine.launch import read_config
+    from inline.engine.safe_loading import trusting
     from inline.measure.steps import describe_parts, profile_steps
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, trusting(args.trust_checkpoint):
         args.work_dir = args.work_dir or folder
         cfg = read_config(args)
         check_paths(cfg, ('train_dataloader',))

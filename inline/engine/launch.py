@@ -31,6 +31,7 @@ from inline.engine.preemption import prepare_for_stops
 from inline.engine.pretrained import check_whole
 from inline.engine.resume import choose_checkpoint, make_resumable
 from inline.engine.safe_loading import install as install_safe_loading
+from inline.engine.safe_loading import trusting
 from inline.errors import UserError
 from inline.whole_files import make_folder
 
@@ -38,7 +39,7 @@ from inline.whole_files import make_folder
 def read_config(args: argparse.Namespace) -> Config:
     """The config with the common flags applied."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    install_safe_loading(args.trust_checkpoint)
+    install_safe_loading()
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     if args.data_root:
@@ -54,6 +55,11 @@ def read_config(args: argparse.Namespace) -> Config:
 
 
 def train(args: argparse.Namespace) -> None:
+    with trusting(args.trust_checkpoint):
+        _train(args)
+
+
+def _train(args: argparse.Namespace) -> None:
     cfg = read_config(args)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
@@ -84,6 +90,11 @@ def train(args: argparse.Namespace) -> None:
 
 
 def test(args: argparse.Namespace) -> None:
+    with trusting(args.trust_checkpoint):
+        _test(args)
+
+
+def _test(args: argparse.Namespace) -> None:
     cfg = read_config(args)
     check_phases(cfg, 'test')
     check_checkpoint(args.checkpoint)

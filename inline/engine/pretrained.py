@@ -7,7 +7,7 @@ from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
 from torch import Tensor, nn
 
-from inline.engine.safe_loading import load
+from inline.engine.safe_loading import install, load
 from inline.errors import UserError
 from inline.weights import Fit, compare, start_from
 
@@ -17,8 +17,13 @@ def read_weights(path: str, prefix: str = '') -> dict[str, Tensor]:
 
     All of them if none begins so: then the file is of the part alone. No code of a file is executed.
     """
-    # MMEngine's loader fetches from addresses, too; the tools let it load in the safe way only.
-    content = CheckpointLoader.load_checkpoint(path, 'cpu') if '://' in path else load(path)
+    if '://' in path:
+        # MMEngine knows the addresses and lets one process fetch for all; but a program of the user's own may
+        # not have made it safe.
+        install()
+        content = CheckpointLoader.load_checkpoint(path, 'cpu')
+    else:
+        content = load(path)
     nested = content.get('state_dict', content) if isinstance(content, Mapping) else {}
     weights = {
         str(name).removeprefix('module.'): value

@@ -1,13 +1,16 @@
 """Checkpoints hold data: nothing in one is executed, whichever way it is loaded.
 
 MMEngine tries the safe way first and then unpickles the whole file, which runs whatever is in it; what it
-fetches from an address it unpickles at once. :func:`install` takes these ways away.
+fetches from an address it unpickles at once; and resuming it runs the text of a config that a file may
+hold. :func:`install` takes these ways away.
 """
 
+import hashlib
 import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -44,7 +47,8 @@ _DATA: list[Any] = [
     HistoryBuffer,
     (_statistic, 'builtins.getattr'),
 ]
-_trusted = False
+# Of this thread, and only as long as the user's word holds: see :func:`trusting`.
+_trusted: ContextVar[bool] = ContextVar('trusted', default=False)
 
 
 def load_safely(file: Any, map_location: Any = 'cpu', also: Sequence[Any] = ()) -> Any:
@@ -56,18 +60,31 @@ def load_safely(file: Any, map_location: Any = 'cpu', also: Sequence[Any] = ()) 
 
 
 def load(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001 (MMEngine's)
-    """:func:`load_safely`, unless :func:`install` was told to trust. The signature is MMEngine's."""
-    if not _trusted:
-        return load_safely(file, map_location)
-    with _told_in_one_line(file):
-        if is_safetensors(file):
-            return read_safetensors(file, map_location)
-        return torch.load(file, map_location=map_location, weights_only=False)
+    """:func:`load_safely`, unless inside :func:`trusting`. The signature is MMEngine's.
+
+    Without ``meta['config']``: Runner.resume runs that text as Python. No checkpoint of ours has it; the
+    config that they keep, ``meta['cfg']``, is for people.
+    """
+    if _trusted.get():
+        with _told_in_one_line(file):
+            content = (
+                read_safetensors(file, map_location)
+                if is_safetensors(file)
+                else torch.load(file, map_location=map_location, weights_only=False)
+            )
+    else:
+        content = load_safely(file, map_location)
+    if isinstance(content, dict) and 'meta' in content:
+        meta = content['meta']
+        content['meta'] = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, dict) else {}
+    return content
 
 
 def fetch(url: str, model_dir: str | None = None, map_location: Any = 'cpu', progress: bool = True) -> Any:
     """Download a checkpoint unless it is there already, and :func:`load` it. The signature is MMEngine's."""
-    target = Path(model_dir or Path(torch.hub.get_dir(), 'checkpoints'), Path(urlparse(url).path).name)
+    # Many addresses end in the same name.
+    name = f'{hashlib.sha256(url.encode()).hexdigest()[:12]}-{Path(urlparse(url).path).name}'
+    target = Path(model_dir or Path(torch.hub.get_dir(), 'checkpoints'), name)
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -77,12 +94,20 @@ def fetch(url: str, model_dir: str | None = None, map_location: Any = 'cpu', pro
     return load(str(target), map_location)
 
 
-def install(trust: bool = False) -> None:
-    """Let MMEngine load checkpoints in the safe way only; with `trust` whole, code and all."""
-    global _trusted
-    _trusted = trust
+def install() -> None:
+    """Let MMEngine load checkpoints by :func:`load` and :func:`fetch` only."""
     mmengine_checkpoint._safe_torch_load = load
     mmengine_checkpoint.load_url = fetch
+
+
+@contextmanager
+def trusting(trust: bool) -> Iterator[None]:
+    """Inside, with `trust`, :func:`load` loads files whole, code and all; what comes after is safe again."""
+    before = _trusted.set(trust)
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
 
 
 @contextmanager

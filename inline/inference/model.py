@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from inline.compat import prepare
 from inline.engine.safe_loading import install as install_safe_loading
+from inline.engine.safe_loading import trusting
 from inline.errors import UnreadableError, UserError, one_line
 from inline.inference.inputs import ImageInput, Preparation, Source, check_exist, find_sources, is_folder
 from inline.inference.loading import build_model, find_config
@@ -46,10 +47,11 @@ class InLineModel:
         trust_checkpoint: bool = False,
     ) -> None:
         prepare()
-        install_safe_loading(trust_checkpoint)
+        install_safe_loading()
         self.cfg = find_config(config)
         self.task = TASKS[self.cfg.default_scope]
-        model, self.classes = build_model(self.cfg, None if checkpoint is None else str(checkpoint))
+        with trusting(trust_checkpoint):
+            model, self.classes = build_model(self.cfg, None if checkpoint is None else str(checkpoint))
         self.device = _device(device)
         self.model = model.to(self.device)
         self._preparation = Preparation(self.cfg)

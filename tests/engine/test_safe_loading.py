@@ -1,9 +1,10 @@
 """Malicious checkpoints leave no trace, whichever way they are loaded; our own need no trust."""
 
-import io
-import os
+import http.server
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,66 +16,16 @@ from mmengine.runner import CheckpointLoader, load_checkpoint
 from mmengine.runner import checkpoint as mmengine_checkpoint
 
 from inline.engine.pretrained import read_weights
-from inline.engine.safe_loading import fetch, install, load_safely
+from inline.engine.safe_loading import fetch, install, load, load_safely, trusting
 from inline.errors import UserError
+from inline.openmmlab import InLinePVT
 from inline.weights import read_state_dict
 from tests.conftest import ROOT, run_tool
+from tests.engine.malicious import FILES, WEIGHT
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
 
 
-class Run:
-    """Unpickled, it runs a command that leaves a file behind."""
-
-    def __init__(self, trace: Path, how: Callable[..., Any] = os.system) -> None:
-        self.trace, self.how = trace, how
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        if self.how is os.system:
-            return os.system, (f'touch "{self.trace}"',)
-        return self.how, (f'open({str(self.trace)!r}, "w").close()',)
-
-
-class ByGetattr:
-    """Reaches for more of a history than its statistics, by the getattr that names those."""
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return getattr, (HistoryBuffer, '__subclasses__')
-
-
-def legacy(content: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer, _use_new_zipfile_serialization=False)
-    return buffer.getvalue()
-
-
-def zipped(content: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
-
-
-def bare(content: Any) -> bytes:
-    return pickle.dumps(content)
-
-
-WEIGHT = {'backbone.x': torch.zeros(1)}
-FILES: dict[str, Callable[[Path], bytes]] = {
-    'zip, top': lambda trace: zipped(Run(trace)),
-    'zip, among the weights': lambda trace: zipped({'state_dict': {**WEIGHT, 'y': Run(trace)}}),
-    'zip, beside the weights': lambda trace: zipped({'state_dict': WEIGHT, 'meta': Run(trace)}),
-    'zip, nested': lambda trace: zipped({'state_dict': WEIGHT, 'meta': {'a': [(1, {'b': Run(trace)})]}}),
-    'zip, optimizer': lambda trace: zipped({'state_dict': WEIGHT, 'optimizer': {'state': {0: Run(trace)}}}),
-    'zip, moving average': lambda trace: zipped({'state_dict': WEIGHT, 'ema_state_dict': Run(trace)}),
-    'zip, schedulers': lambda trace: zipped({'state_dict': WEIGHT, 'param_schedulers': [Run(trace)]}),
-    'zip, message hub': lambda trace: zipped({'state_dict': WEIGHT, 'message_hub': {'x': Run(trace)}}),
-    'zip, eval': lambda trace: zipped({'state_dict': WEIGHT, 'meta': Run(trace, eval)}),
-    'zip, exec': lambda trace: zipped({'state_dict': WEIGHT, 'meta': Run(trace, exec)}),
-    'zip, getattr': lambda _: zipped({'state_dict': WEIGHT, 'meta': ByGetattr()}),
-    'legacy, top': lambda trace: legacy(Run(trace)),
-    'legacy, beside the weights': lambda trace: legacy({'state_dict': WEIGHT, 'meta': Run(trace)}),
-    'bare pickle': lambda trace: bare(Run(trace)),
-}
 PATHS: dict[str, Callable[[str], Any]] = {
     'load_safely': load_safely,
     'init_cfg': read_weights,
@@ -87,15 +38,32 @@ PATHS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def safe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ('_safe_torch_load', 'load_url'):
-        monkeypatch.setattr(mmengine_checkpoint, name, getattr(mmengine_checkpoint, name))
-    install()
-    yield
+@pytest.fixture
+def unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MMEngine as it is, whatever an earlier test did to it; and nothing of this test is left."""
+    untouched = {'_safe_torch_load': torch.load, 'load_url': torch.hub.load_state_dict_from_url}
+    for name, whole in untouched.items():
+        monkeypatch.setattr(mmengine_checkpoint, name, partial(whole, weights_only=False))
+
+
+@pytest.fixture
+def safe(unsafe: None) -> None:  # noqa: ARG001 (it restores)
     install()
 
 
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server on this machine that hands out the test's folder."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch'))
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, 'log_message', lambda *_: None)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
+@pytest.mark.usefixtures('safe')
 @pytest.mark.parametrize('way', PATHS)
 @pytest.mark.parametrize('kind', FILES)
 def test_a_malicious_file_is_refused_and_leaves_no_trace(kind: str, way: str, tmp_path: Path) -> None:
@@ -118,12 +86,62 @@ def test_the_files_are_malicious(tmp_path: Path) -> None:
         assert trace.exists(), kind
 
 
-def test_trust_is_the_users_to_give(tmp_path: Path) -> None:
-    trace = tmp_path / 'trace'
-    (tmp_path / 'own.pth').write_bytes(FILES['zip, beside the weights'](trace))
-    install(trust=True)
-    assert read_weights(str(tmp_path / 'own.pth'), 'backbone.').keys() == {'x'}
-    assert trace.exists()
+def pvt(checkpoint: str) -> InLinePVT:
+    arch = {
+        'embed_dims': [8] * 4,
+        'depths': [1] * 4,
+        'num_heads': [1] * 4,
+        'mlp_ratios': [1] * 4,
+    }
+    return InLinePVT(arch=arch, init_cfg={'type': 'Pretrained', 'checkpoint': checkpoint})
+
+
+ADDRESSED: dict[str, Callable[[str], Any]] = {
+    'read_weights': read_weights,
+    'init_cfg': lambda address: pvt(address).init_weights(),
+}
+
+
+@pytest.mark.usefixtures('unsafe')
+@pytest.mark.parametrize('way', ADDRESSED)
+def test_an_address_is_safe_in_a_program_that_installed_nothing(
+    way: str, served: str, tmp_path: Path
+) -> None:
+    for number, (kind, make) in enumerate(FILES.items()):
+        (tmp_path / f'{number}.pth').write_bytes(make(tmp_path / 'trace'))
+        with pytest.raises(UserError, match=rf"-{number}\.pth' (holds|cannot be read)"):
+            ADDRESSED[way](f'{served}/{number}.pth')
+        assert not (tmp_path / 'trace').exists(), kind
+
+
+@pytest.mark.usefixtures('unsafe')
+def test_mmengine_alone_runs_what_it_fetches(served: str, tmp_path: Path) -> None:
+    """Else the test above would prove nothing."""
+    (tmp_path / 'bad.pth').write_bytes(FILES['zip, top'](tmp_path / 'trace'))
+    CheckpointLoader.load_checkpoint(f'{served}/bad.pth', 'cpu')
+    assert (tmp_path / 'trace').exists()
+
+
+def test_trust_is_the_users_to_give_and_ends_with_the_load(tmp_path: Path) -> None:
+    for name in ('own', 'bad'):
+        (tmp_path / f'{name}.pth').write_bytes(FILES['zip, beside the weights'](tmp_path / name))
+    with trusting(True):
+        assert read_weights(str(tmp_path / 'own.pth'), 'backbone.').keys() == {'x'}
+        with trusting(False), pytest.raises(UserError, match='which is not data'):
+            read_weights(str(tmp_path / 'bad.pth'))
+    assert (tmp_path / 'own').exists()
+    with pytest.raises(UserError, match='which is not data'):
+        read_weights(str(tmp_path / 'bad.pth'))
+    assert not (tmp_path / 'bad').exists()
+
+
+@pytest.mark.parametrize('trust', [False, True])
+def test_the_text_of_a_config_does_not_reach_mmengine_which_would_run_it(trust: bool, tmp_path: Path) -> None:
+    torch.save({'meta': {'config': 'code', 'cfg': 'kept', 'epoch': 1}}, tmp_path / 'a.pth')
+    torch.save({'meta': 'config', 'state_dict': WEIGHT}, tmp_path / 'b.pth')
+    with trusting(trust):
+        assert load(tmp_path / 'a.pth')['meta'] == {'cfg': 'kept', 'epoch': 1}
+        assert load(tmp_path / 'b.pth')['meta'] == {}
 
 
 def test_what_mmengine_saves_is_data(tmp_path: Path) -> None:
@@ -148,9 +166,18 @@ def test_a_checkpoint_is_fetched_once(tmp_path: Path) -> None:
         fetched = fetch(f'file://{tmp_path}/good.pth', model_dir=str(tmp_path / 'kept'))
         assert fetched['state_dict'].keys() == WEIGHT.keys()
         (tmp_path / 'good.pth').unlink(missing_ok=True)
-    assert [path.name for path in (tmp_path / 'kept').iterdir()] == ['good.pth']
+    assert [path.name.partition('-')[2] for path in (tmp_path / 'kept').iterdir()] == ['good.pth']
     with pytest.raises(UserError, match=r'cannot download file:///gone\.pth: '):
         fetch('file:///gone.pth', model_dir=str(tmp_path / 'kept'))
+
+
+def test_two_addresses_that_end_in_the_same_name_are_two_files(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        torch.save({'number': number}, tmp_path / str(number) / 'weights.pth')
+    for number in (0, 1, 0):
+        fetched = fetch(f'file://{tmp_path}/{number}/weights.pth', model_dir=str(tmp_path / 'kept'))
+        assert fetched['number'] == number
 
 
 @pytest.mark.slow
