@@ -148,12 +148,12 @@ def _statistic(owner: Any, name: str) -> None:
 
 def _read_safetensors(path: str | Path) -> dict[str, Any]:
     try:
-        from safetensors import SafetensorError
+        return read_safetensors(path)
     except ImportError as error:
         raise UserError(f'{str(path)!r} needs the package safetensors: pip install safetensors') from error
-    try:
-        return read_safetensors(path)
-    except (SafetensorError, ValueError) as error:
+    except OSError:
+        raise
+    except Exception as error:
         raise UserError(f'{str(path)!r} cannot be read: it is damaged or no safetensors file') from error
 
 
@@ -169,7 +169,10 @@ def _read_pickled(path: str | Path) -> Any:
     try:
         with torch.serialization.safe_globals(data):
             return torch.load(path, map_location='cpu', weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, AttributeError) as error:
+    except OSError:
+        raise
+    except Exception as error:
+        # Wrong bytes lead unpickling to errors of any kind.
         foreign = re.search(r'GLOBAL (\S+)', str(error))
         reason = f'it holds {foreign[1]}, which is not data' if foreign else 'it is damaged or no checkpoint'
         raise UserError(f'{str(path)!r} cannot be read safely: {reason}') from error

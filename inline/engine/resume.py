@@ -39,17 +39,26 @@ def make_resumable(cfg: Config) -> None:
             hook['type'] = HOOK
 
 
-def choose_checkpoint(cfg: Config, resume: str) -> None:
-    """Set what the run resumes: the file `resume`, or for ``auto`` the newest good one, if there is any.
-
-    All processes take what the first one chose. An unseeded run goes on with the seed that it had.
-    """
+def meet(cfg: Config) -> None:
+    """Let the processes of a run know each other, if they do not yet."""
     if cfg.launcher != 'none' and not is_distributed():
         init_dist(cfg.launcher, **(cfg.get('env_cfg') or {}).get('dist_cfg', {}))
+
+
+def choose_checkpoint(cfg: Config, resume: str | None, since: float | None = None) -> None:
+    """Set what the run resumes: the file `resume`, or for ``auto`` the newest good one, if there is any.
+
+    Before that comes the newest good one that was written `since` a time, as :func:`os.path.getmtime` gives
+    it. All processes take what the first one chose. An unseeded run goes on with the seed that it had.
+    """
+    meet(cfg)
     chosen: list[Any] = [None, None, None]
     if is_main_process():
         try:
-            chosen[:2] = newest_good(cfg) if resume == 'auto' else (resume, _seed(resume))
+            if since is not None:
+                chosen[:2] = newest_good(cfg, since)
+            if chosen[0] is None and resume is not None:
+                chosen[:2] = newest_good(cfg) if resume == 'auto' else (resume, _seed(resume))
         except UserError as error:
             chosen[2] = str(error)
     broadcast_object_list(chosen)
@@ -58,7 +67,8 @@ def choose_checkpoint(cfg: Config, resume: str) -> None:
         raise UserError(refusal)
     cfg.resume = path is not None
     if path is None:
-        _say(f'resume: no checkpoint in {str(cfg.work_dir)!r}, training starts from the beginning')
+        which = 'checkpoint' if since is None else 'checkpoint of this run'
+        _say(f'resume: no {which} in {str(cfg.work_dir)!r}, training starts from the beginning')
         return
     seen = all_gather_object('://' in path or Path(path).is_file())
     if not all(seen):
@@ -75,9 +85,12 @@ def choose_checkpoint(cfg: Config, resume: str) -> None:
         cfg.randomness = ConfigDict(cfg.get('randomness') or {}, seed=seed)
 
 
-def newest_good(cfg: Config) -> tuple[str | None, int | None]:
-    """The newest checkpoint that can be resumed, and its seed; damaged ones are told and skipped."""
-    candidates = list(_candidates(cfg))
+def newest_good(cfg: Config, since: float | None = None) -> tuple[str | None, int | None]:
+    """The newest checkpoint that can be resumed, and its seed; damaged ones are told and skipped.
+
+    With `since`, of those only that were written at that time or later.
+    """
+    candidates = [path for path in _candidates(cfg) if since is None or _written_since(path, since)]
     for path in candidates:
         try:
             return path, _seed(path)
@@ -124,16 +137,20 @@ def _seed(path: str) -> int | None:
 
 def _check_sums(path: str) -> None:
     """Compare the check sums in the file, which torch does not look at for all of it."""
-    if not zipfile.is_zipfile(path):
-        with open(path, 'rb') as start:
-            if start.read(4) == b'PK\x03\x04':
-                raise UserError(f'checkpoint {path!r} is damaged: its end is missing')
-        return
+    with open(path, 'rb') as start:
+        begins_as_zip = start.read(4) == b'PK\x03\x04'
     try:
+        if not zipfile.is_zipfile(path):
+            if begins_as_zip:
+                raise UserError(f'checkpoint {path!r} is damaged: its end is missing')
+            return
         with zipfile.ZipFile(path) as file:
             damaged = file.testzip()
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError) as error:
-        raise UserError(f'checkpoint {path!r} is damaged: {error}') from error
+    except UserError:
+        raise
+    except Exception as error:
+        # Wrong bytes lead zipfile and zlib to errors of any kind.
+        raise UserError(f'checkpoint {path!r} is damaged: {str(error) or type(error).__name__}') from error
     if damaged is not None:
         raise UserError(f'checkpoint {path!r} is damaged: the check sum of {damaged!r} is wrong')
 
@@ -163,23 +180,35 @@ def _named_as_last(cfg: Config) -> str | None:
     if not file.is_file():
         return None
     named = file.read_text(errors='replace').strip()
-    # The folder may have been moved since.
-    moved = Path(cfg.work_dir, os.path.basename(named))
-    return str(moved) if named and not Path(named).is_file() and moved.is_file() else named or None
+    # The folder may have been moved or copied since: a copy goes on from its own files.
+    own = (folder / os.path.basename(named) for folder in _folders(cfg))
+    return next((str(path) for path in own if path.is_file()), named) or None
+
+
+def _written_since(path: str, since: float) -> bool:
+    return os.path.isfile(path) and os.path.getmtime(path) >= since
 
 
 def _saved(cfg: Config) -> Iterator[Path]:
     """What the checkpoint hook saved to resume from; its best ones hold no state of the optimizer."""
-    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
-    templates = {PREEMPTED_NAME, 'epoch_{}.pth', 'iter_{}.pth', hook.get('filename_tmpl') or 'epoch_{}.pth'}
+    template = _hook(cfg).get('filename_tmpl') or 'epoch_{}.pth'
+    templates = {PREEMPTED_NAME, 'epoch_{}.pth', 'iter_{}.pth', template}
     pattern = '|'.join(r'\d+'.join(map(re.escape, template.split('{}'))) for template in templates)
-    folders = {Path(cfg.work_dir)}
-    if hook.get('out_dir'):
-        folders.add(Path(hook['out_dir'], Path(cfg.work_dir).name))
-    for folder in folders:
+    for folder in _folders(cfg):
         for path in folder.iterdir() if folder.is_dir() else ():
             if re.fullmatch(pattern, path.name) and path.is_file():
                 yield path
+
+
+def _folders(cfg: Config) -> list[Path]:
+    """Where the checkpoint hook saves, and the work directory."""
+    out_dir = _hook(cfg).get('out_dir')
+    elsewhere = [Path(out_dir, Path(cfg.work_dir).name)] if out_dir else []
+    return list(dict.fromkeys([*elsewhere, Path(cfg.work_dir)]))
+
+
+def _hook(cfg: Config) -> dict[str, Any]:
+    return (cfg.get('default_hooks') or {}).get('checkpoint') or {}
 
 
 def _is_later(path: Path, than: Path) -> bool:

@@ -18,7 +18,6 @@ from urllib.parse import urlparse
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import checkpoint as mmengine_checkpoint
-from safetensors import SafetensorError
 
 from inline.errors import UserError
 from inline.safetensors_files import is_safetensors, read_safetensors
@@ -115,19 +114,14 @@ def _told_in_one_line(file: Any) -> Iterator[None]:
     name = repr(str(file)) if isinstance(file, str | Path) else 'that was fetched'
     try:
         yield
+    except UserError:
+        raise
     except OSError as error:
         # Only opening names the file: a place that is not in it is sought where its end was cut off.
         reason = (error.strerror or error) if error.filename else 'it is damaged or no checkpoint'
         raise UserError(f'checkpoint {name} cannot be read: {reason}') from error
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        KeyError,
-        ValueError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
+    except Exception as error:
+        # Wrong bytes lead unpickling to errors of any kind.
         foreign = re.search(r'(?:GLOBAL|class|function) (\S+)', str(error))
         if foreign and isinstance(error, pickle.UnpicklingError):
             raise NotDataError(

@@ -7,13 +7,16 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.fileio import LocalBackend
+from mmengine.logging.history_buffer import HistoryBuffer
 
 from inline.engine.resume import choose_checkpoint, make_resumable, newest_good, read_state
 from inline.errors import UserError
+from inline.weights import read_content
 
 
 def content(step: int, seed: int = 7) -> dict:
@@ -175,6 +178,54 @@ def test_a_copy_with_other_times_resumes_the_same(tmp_path: Path) -> None:
     save(tmp_path, 900, time=60)
     name_as_last(tmp_path, '/another/machine/iter_1000.pth')
     assert newest_good(config(tmp_path))[0] == str(last)
+
+
+@pytest.mark.parametrize('elsewhere', [False, True])
+def test_a_copied_run_goes_on_from_its_own_files(elsewhere: bool, tmp_path: Path) -> None:
+    settings: dict[str, object] = {}
+    folders = {name: tmp_path / name for name in ('original', 'copied')}
+    if elsewhere:
+        settings['default_hooks'] = {'checkpoint': {'out_dir': str(tmp_path / 'out')}}
+        folders = {name: tmp_path / 'out' / name for name in folders}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True)
+        (tmp_path / name).mkdir(exist_ok=True)
+        name_as_last(tmp_path / name, folders['original'] / 'iter_10.pth')
+        save(folder, 10)
+    assert newest_good(config(tmp_path / 'copied', **settings))[0] == str(folders['copied'] / 'iter_10.pth')
+
+
+def small_checkpoint(as_zip: bool) -> bytes:
+    buffer = io.BytesIO()
+    history = HistoryBuffer([0.5, 0.25], [1, 1])
+    state = {
+        'meta': {'epoch': 0, 'iter': 1, 'seed': 7, 'dataset_meta': {'classes': ('a', 'b')}},
+        'state_dict': {'weight': torch.arange(3.0)},
+        'message_hub': {'log_scalars': {'loss': history}, 'runtime_info': {'step': np.int64(1)}},
+        'optimizer': {'state': {0: {'step': torch.tensor(1.0)}}, 'param_groups': [{'lr': 0.1}]},
+    }
+    torch.save(state, buffer, _use_new_zipfile_serialization=as_zip)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('as_zip', [True, False])
+def test_a_wrong_bit_anywhere_is_told_in_one_line_or_harmless(as_zip: bool, tmp_path: Path) -> None:
+    """Headers, pickled data, the directory of a zip: never an error that would end the search."""
+    data, path, draw = small_checkpoint(as_zip), tmp_path / 'x.pth', random.Random(0)
+    assert zipfile.is_zipfile(io.BytesIO(data)) == as_zip
+    told = []
+    for place in (*range(0, len(data), 7), *range(len(data) - 120, len(data))):
+        wrong = bytearray(data)
+        wrong[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(wrong)
+        for read in (read_state, read_content):
+            try:
+                read(str(path))
+            except UserError as error:
+                told.append(str(error))
+    assert len(told) > len(data) // 16
+    assert not [line for line in told if '\n' in line]
 
 
 def test_best_and_published_files_are_not_resumed(tmp_path: Path) -> None:
