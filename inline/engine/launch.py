@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,9 +28,9 @@ from inline.engine.finetune import fit_to_own_data
 from inline.engine.full_disk import watch_for_full_disk
 from inline.engine.loggers import add_loggers
 from inline.engine.nonfinite import NonFiniteLossHook
-from inline.engine.preemption import prepare_for_stops
+from inline.engine.preemption import PreemptionHook, choose_start
 from inline.engine.pretrained import check_whole
-from inline.engine.resume import choose_checkpoint, make_resumable
+from inline.engine.resume import make_resumable
 from inline.engine.safe_loading import install as install_safe_loading
 from inline.engine.safe_loading import trusting
 from inline.errors import UserError
@@ -82,10 +83,10 @@ def _train(args: argparse.Namespace) -> None:
     make_resumable(cfg)
     watch = NonFiniteLossHook(cfg.get('skip_nonfinite', 0))
     with watch_for_full_disk(cfg.work_dir) as disk:
-        runner = build_runner(cfg, resume)
+        runner = build_runner(cfg, lambda cfg: choose_start(cfg, resume))
         disk.spare(runner.visualizer)
         runner.register_hook(watch)
-        prepare_for_stops(runner)
+        runner.register_hook(PreemptionHook(), priority='LOWEST')
         runner.train()
 
 
@@ -114,12 +115,12 @@ def _test(args: argparse.Namespace) -> None:
     runner.test()
 
 
-def build_runner(cfg: Config, resume: str | None = None) -> Runner:
-    """The run of a config, which goes on from the checkpoint `resume`, or for ``auto`` from the newest."""
+def build_runner(cfg: Config, choose: Callable[[Config], None] | None = None) -> Runner:
+    """The run of a config. `choose` sets what it goes on from, when folder and processes are there."""
     make_folder('--work-dir', Path(cfg.work_dir))
     adapt_to_hardware(cfg)
-    if resume is not None:
-        choose_checkpoint(cfg, resume)
+    if choose is not None:
+        choose(cfg)
     if cfg.get('compile') and cfg.default_scope == 'mmpretrain':
         leave_mixing_uncompiled()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)

@@ -10,24 +10,18 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config
-from mmengine.dist import all_reduce, barrier, broadcast_object_list, get_rank, is_main_process
+from mmengine.dist import all_reduce, barrier, broadcast_object_list, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from inline.engine.checkpoints import average_buffers
-from inline.engine.resume import PREEMPTED_NAME, newest_good
+from inline.engine.resume import PREEMPTED_NAME, choose_checkpoint, meet
 from inline.engine.signals import PREEMPTED, RESTARTED, signal_name, stop_request
 from inline.errors import UserError
 from inline.whole_files import write_whole
 
 # An empty file in the work directory: checkpoints that are newer belong to the run that made it.
 STARTED_NAME = 'started'
-
-
-def prepare_for_stops(runner: Runner) -> None:
-    """Let the runner save and leave when a signal asks for it, and go on if this is a restart."""
-    runner.register_hook(PreemptionHook(), priority='LOWEST')
-    resume_after_restart(runner)
 
 
 class PreemptionHook(Hook):
@@ -135,37 +129,30 @@ def _save(runner: Runner, meta: dict) -> tuple[str, str | None]:
     return path, error[0]
 
 
-def resume_after_restart(runner: Runner) -> None:
-    """Go on from the newest checkpoint that this run has written, if a launcher started it again.
+def choose_start(cfg: Config, resume: str | None) -> None:
+    """Set what a training begins with, before the seed is drawn and the order of the data with it.
 
-    What an earlier run left in the same folder does not count: without a checkpoint of its own the run
-    starts as its flags say.
+    If a launcher started it again, that is the newest checkpoint that this run has written. What an earlier
+    run left in the same folder does not count: without a checkpoint of its own the run starts as its
+    flags say, from `resume` if that is not None.
     """
+    meet(cfg)
     restarted = torch.tensor(int(is_restart()))
     # A machine that came back does not know that the others have been here before.
     all_reduce(restarted, 'max')
-    path: list[str | None] = [None]
-    if get_rank() == 0:
-        started = Path(runner.work_dir) / STARTED_NAME
-        if restarted:
-            path = [_newest_since(runner, started)]
-        else:
+    since = None
+    if is_main_process():
+        started = Path(cfg.work_dir) / STARTED_NAME
+        if not restarted:
             started.touch()
-    broadcast_object_list(path)
-    if path[0] is not None:
-        runner.logger.info(f'started again: going on from {path[0]}')
-        runner._resume, runner._load_from = True, path[0]
+        elif started.is_file():
+            # The file system's own time, as that of checkpoints: clocks of several machines don't matter.
+            since = started.stat().st_mtime
+    if restarted or resume is not None:
+        choose_checkpoint(cfg, resume, since)
 
 
 def is_restart() -> bool:
     """Whether torchrun, our agent or SLURM has started this training before."""
     counts = (os.environ.get(name, '0') for name in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'))
     return RESTARTED in os.environ or any(int(count) > 0 for count in counts)
-
-
-def _newest_since(runner: Runner, started: Path) -> str | None:
-    newest, _ = newest_good(Config({**runner.cfg.to_dict(), 'work_dir': runner.work_dir}))
-    if newest is None or not started.is_file() or not os.path.isfile(newest):
-        return None
-    # Both times were taken by the same file system: clocks of several machines don't matter.
-    return newest if os.path.getmtime(newest) >= started.stat().st_mtime else None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -17,9 +18,10 @@ from torch.utils.data import Dataset
 
 from inline.engine.preemption import (
     STARTED_NAME,
+    PreemptionHook,
     agreed_signal,
+    choose_start,
     is_restart,
-    prepare_for_stops,
 )
 from inline.engine.resume import PREEMPTED_NAME
 from inline.engine.safe_loading import load_safely
@@ -91,7 +93,7 @@ class SignalAt(Hook):
         self.validations.append(metrics['images'])
 
 
-def make_runner(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool = False) -> Runner:
+def make_runner(folder: Path, hook: Hook, by_epoch: bool, start: Config) -> Runner:
     """Ten steps of two pairs each, or two epochs of five: a scheduler, an average, two validations."""
     torch.manual_seed(0)
     sampler = {'type': 'DefaultSampler' if by_epoch else 'InfiniteSampler', 'shuffle': True}
@@ -115,16 +117,23 @@ def make_runner(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool =
             'checkpoint': {'type': 'inline.WholeCheckpointHook', 'by_epoch': by_epoch, 'interval': 100}
         },
         custom_hooks=[{'type': 'EMAHook', 'momentum': 0.3}, hook],
-        randomness={'seed': 0},
-        resume=resume,
+        randomness=start.randomness,
+        load_from=start.load_from,
+        resume=start.resume,
         log_level='WARNING',
     )
 
 
-def train(folder: Path, hook: Hook, by_epoch: bool = False, resume: bool = False) -> dict[str, torch.Tensor]:
+def train(
+    folder: Path, hook: Hook, by_epoch: bool = False, resume: str | None = None, seed: int | None = 0
+) -> dict[str, torch.Tensor]:
     """All weights and averages at the end of a training that may be resumed."""
-    runner = make_runner(folder, hook, by_epoch, resume)
-    prepare_for_stops(runner)
+    folder.mkdir(exist_ok=True)
+    start = Config({'work_dir': str(folder), 'launcher': 'none', 'load_from': None, 'resume': False})
+    start.randomness = {'seed': seed}
+    choose_start(start, resume)
+    runner = make_runner(folder, hook, by_epoch, start)
+    runner.register_hook(PreemptionHook(), priority='LOWEST')
     runner.train()
     averages = next(h for h in runner.hooks if type(h).__name__ == 'EMAHook').ema_model.state_dict()
     return {**runner.model.state_dict(), **{f'ema.{key}': value for key, value in averages.items()}}
@@ -167,7 +176,7 @@ def test_a_stopped_training_ends_as_if_it_had_not_been(stop: str, tmp_path: Path
     assert (meta['epoch'], meta['iter']) == saved
     stop_request.signum = 0
     after = SignalAt()
-    assert_equal(whole, train(tmp_path / 'stopped', after, by_epoch, resume=True))
+    assert_equal(whole, train(tmp_path / 'stopped', after, by_epoch, resume='auto'))
     assert after.validations == validations_left
 
 
@@ -218,6 +227,40 @@ def test_a_restart_leaves_an_older_run_in_the_same_folder_alone(
     from_the_start = SignalAt(step=1)
     with pytest.raises(SystemExit):
         train(tmp_path, from_the_start)
+    assert saved_state(tmp_path)['meta']['iter'] == 1
+
+
+@pytest.mark.parametrize('by_epoch', [False, True])
+def test_a_run_without_a_seed_keeps_the_order_of_its_data_when_it_is_started_again(
+    by_epoch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[float] = []
+    monkeypatch.setattr(
+        SignalAt, 'after_train_iter', lambda *_, data_batch, **__: order.extend(data_batch[0][:, 0].tolist())
+    )
+    with pytest.raises(SystemExit):
+        train(tmp_path / 'run', SignalAt(step=3), by_epoch, seed=None)
+    seed = saved_state(tmp_path / 'run')['meta']['seed']
+    stop_request.signum = 0
+    monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+    again = train(tmp_path / 'run', SignalAt(), by_epoch, seed=None)
+    monkeypatch.delenv('TORCHELASTIC_RESTART_COUNT')
+    stopped, order[:] = list(order), []
+    whole = train(tmp_path / 'whole', SignalAt(), by_epoch, seed=seed)
+    assert stopped == order
+    assert_equal(whole, again)
+
+
+def test_a_restart_beside_damaged_files_of_an_older_run_starts_as_its_flags_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ('iter_4.pth', 'last_checkpoint'):
+        (tmp_path / name).write_text('iter_4.pth')
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / STARTED_NAME).touch()
+    monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+    with pytest.raises(SystemExit):
+        train(tmp_path, SignalAt(step=1))
     assert saved_state(tmp_path)['meta']['iter'] == 1
 
 
