@@ -20,6 +20,7 @@ from inline.analysis.layers import Layer, choose_layers, find_layers
 from inline.engine.config import check_checkpoint, check_paths, load_config, set_data_root
 from inline.engine.launch import drop_pretrained
 from inline.engine.pretrained import read_weights
+from inline.engine.safe_loading import install as install_safe_loading
 from inline.errors import UserError
 from inline.weights import compare
 
@@ -64,6 +65,7 @@ def read_subject(
     layers: Sequence[str] | None = None,
 ) -> Subject:
     """Build a config's model and load a checkpoint, all of whose weights must fit."""
+    install_safe_loading()
     check_checkpoint(checkpoint)
     cfg = load_config(config, options)
     if data_root:

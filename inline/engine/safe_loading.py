@@ -19,6 +19,7 @@ import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import checkpoint as mmengine_checkpoint
 
+from inline.engine import data_files
 from inline.errors import UserError
 from inline.safetensors_files import is_safetensors, read_safetensors
 from inline.weights import numpy_data
@@ -94,9 +95,10 @@ def fetch(url: str, model_dir: str | None = None, map_location: Any = 'cpu', pro
 
 
 def install() -> None:
-    """Let MMEngine load checkpoints by :func:`load` and :func:`fetch` only."""
+    """Let MMEngine load checkpoints by :func:`load` and :func:`fetch` only, and data files as data."""
     mmengine_checkpoint._safe_torch_load = load
     mmengine_checkpoint.load_url = fetch
+    data_files.install()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
+from inline.engine.data_files import load_pickled
 from inline.errors import UserError
 from inline.report.drawing import Image, Instance, draw_instances, draw_label_map, encode_jpeg, enlarge
 
@@ -45,10 +46,10 @@ class Sample:
 
 
 def load_predictions(path: Path) -> list[Prediction]:
-    """What a test dumped; nothing if it was not run, or was killed while writing."""
+    """What a test dumped, read as data; nothing if it was not run, or was killed while writing."""
     try:
         with path.open('rb') as file:
-            predictions: list[Prediction] = pickle.load(file)
+            predictions: list[Prediction] = load_pickled(file)
     except (FileNotFoundError, EOFError, pickle.UnpicklingError):
         return []
     return predictions

@@ -27,6 +27,7 @@ from inline.report import RunResult, collect_results, compare_detection, format_
 from inline.report.charts import draw_chart
 from inline.report.drawing import PALETTE, ZOOM, Instance, draw_instances, draw_label_map
 from inline.report.samples import Sample
+from tests.engine.malicious import Run
 
 SETTINGS = {'Hardware': '2 cores', 'Commit': 'abc1234', 'Seed': '0'}
 NUM_CHARTS = 6
@@ -275,6 +276,15 @@ def test_predictions_cut_off_by_a_kill_are_none(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / 'predictions.pkl').write_bytes(pickle.dumps([{'img_path': 'x'}])[:-8])
     assert by_name(collect_results(tmp_path))['detection'].samples == []
+
+
+def test_code_in_predictions_does_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / 'detection' / 'test'
+    folder.mkdir(parents=True)
+    (folder / 'predictions.pkl').write_bytes(pickle.dumps([Run(tmp_path / 'trace')]))
+    with pytest.raises(UserError, match='which is not data'):
+        collect_results(tmp_path)
+    assert not (tmp_path / 'trace').exists()
 
 
 def test_drawing_marks_box_mask_and_map_in_the_class_colour() -> None:
