@@ -8,6 +8,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ['ORT_DISABLE_TELEMETRY'] = '1'
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,13 @@ def run_fresh(
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def free_port() -> str:
+    """Of this machine, for processes that a test lets meet."""
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        return str(one.getsockname()[1])
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import mmap
 import os
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -29,7 +28,7 @@ from inline.engine import checkpoints
 from inline.engine.launch import train
 from inline.engine.safe_loading import load_safely
 from inline.errors import exit_on_user_error
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 
 register_all_modules(init_default_scope=False)
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
@@ -109,7 +108,7 @@ class Runs:
     def attempt(self, plan: Attempt, resume: str | None = 'auto') -> tuple[int, bool]:
         """Train until the plan's end; the exit code (-9 if killed), and whether that was inside a save."""
         self.shared[:] = b'\0\0'
-        port = _free_port()
+        port = free_port()
         children = [self._fork(rank, port, plan, resume) for rank in range(self.processes)]
         if plan.seconds is not None:
             while not self.shared[0] and not any(_has_ended(child) for child in children):
@@ -148,7 +147,7 @@ class Runs:
             steps.setdefault(json.loads(line)[0], set()).add(line)
         return {step: sorted(lines) for step, lines in steps.items()}
 
-    def _fork(self, rank: int, port: int, plan: Attempt, resume: str | None) -> int:
+    def _fork(self, rank: int, port: str, plan: Attempt, resume: str | None) -> int:
         sys.stdout.flush()
         child = os.fork()
         if child:
@@ -166,7 +165,7 @@ class Runs:
                     WORLD_SIZE=str(self.processes),
                     LOCAL_RANK=str(rank),
                     MASTER_ADDR='127.0.0.1',
-                    MASTER_PORT=str(port),
+                    MASTER_PORT=port,
                 )
             _count_points(self.shared, plan.points if rank == plan.rank else None)
             if plan.patch is not None:
@@ -241,12 +240,6 @@ def _count_points(shared: mmap.mmap, kill_at: int | None) -> None:
     os.fsync, os.replace = slow_fsync, watched(os.replace)
     whole_files.write_whole = checkpoints.write_whole = write_whole
     TraceHook.after_train_iter = lambda *_, **__: point()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
 
 
 def _has_ended(child: int) -> bool:

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_tool
+from inline.engine.resume import PREEMPTED_NAME
+from inline.engine.signals import PREEMPTED
+from tests.conftest import ROOT, free_port, run_tool
 
 CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
 STEPS = 70
@@ -73,11 +77,53 @@ class Launcher:
     def told(self) -> str:
         return self.log.read_text()[-5000:]
 
+    def end(self) -> None:
+        """Leave no process behind, whatever the test came to."""
+        if self.process.poll() is None:
+            for process in (self.process.pid, *self.workers()):
+                os.kill(process, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+    """Starts a launcher with its flags, the name of its log, and its environment."""
+    with ExitStack() as started:
+
+        def start(words: list[str], log: str, **env: str) -> Launcher:
+            launcher = Launcher(words, tmp_path / log, **env)
+            started.callback(launcher.end)
+            return launcher
+
+        yield start
+
 
 @pytest.mark.slow
-def test_a_training_survives_the_death_of_a_worker(digit_scenes: Path, tmp_path: Path) -> None:
+def test_two_processes_that_are_told_to_stop_save_and_go_on(
+    launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
+) -> None:
     work_dir = tmp_path / 'run'
-    launcher = Launcher(['2', *options(digit_scenes, work_dir)], tmp_path / 'log', PORT='29614')
+    words = ['2', *options(digit_scenes, work_dir)]
+    launcher = launch(words, 'stopped', PORT=free_port())
+    launcher.wait_for(work_dir / 'iter_10.pth')
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.process.wait(timeout=1200) == PREEMPTED, launcher.told()
+    assert (work_dir / PREEMPTED_NAME).is_file()
+    assert launcher.told().count('stopped by SIGTERM after step') == 1
+    assert 'Traceback' not in launcher.told()
+    resumed = launch([words[0], '--resume', *words[1:]], 'resumed', PORT=free_port())
+    assert resumed.process.wait(timeout=1200) == 0, resumed.told()
+    first, second = logged_steps(work_dir)
+    assert len(first) < STEPS
+    assert [*first, *second] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_training_survives_the_death_of_a_worker(
+    launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
+) -> None:
+    work_dir = tmp_path / 'run'
+    launcher = launch(['2', *options(digit_scenes, work_dir)], 'log', PORT=free_port())
     launcher.wait_for(work_dir / 'iter_10.pth')
     os.kill(launcher.workers()[1], signal.SIGKILL)
     assert launcher.process.wait(timeout=1200) == 0, launcher.told()
@@ -92,19 +138,21 @@ def test_a_training_survives_the_death_of_a_worker(digit_scenes: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_two_machines_train_together_and_one_comes_back(digit_scenes: Path, tmp_path: Path) -> None:
+def test_two_machines_train_together_and_one_comes_back(
+    launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
+) -> None:
     """Two loopback addresses stand for the machines. The one that doesn't keep the list is killed."""
     work_dir = tmp_path / 'run'
     words = ['1', *options(digit_scenes, work_dir)]
-    meeting = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'PORT': '29615'}
-    stays = Launcher(words, tmp_path / 'stays', NODE_RANK='0', **meeting)
+    meeting = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'PORT': free_port()}
+    stays = launch(words, 'stays', NODE_RANK='0', **meeting)
     elsewhere = {'NODE_RANK': '1', 'LOCAL_ADDR': '127.0.0.2', **meeting}
-    lost = Launcher(words, tmp_path / 'lost', **elsewhere)
+    lost = launch(words, 'lost', **elsewhere)
     lost.wait_for(work_dir / 'iter_10.pth')
     for process in (lost.process.pid, *lost.workers()):
         os.kill(process, signal.SIGKILL)
     lost.process.wait(timeout=60)
-    back = Launcher(words, tmp_path / 'back', **elsewhere)
+    back = launch(words, 'back', **elsewhere)
     assert stays.process.wait(timeout=1200) == 0, stays.told()
     assert back.process.wait(timeout=1200) == 0, back.told()
     first, second = logged_steps(work_dir)
@@ -139,7 +187,7 @@ exit $code
 SRUN = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > {folder}/srun"${{SLURM_RESTART_COUNT:-0}}"
 while [ "$1" != {python} ]; do shift; done
-SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 MASTER_PORT=29616 "$@" &
+SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 MASTER_PORT={port} "$@" &
 task=$!
 if [ -z "${{SLURM_RESTART_COUNT:-}}" ]; then
     until [ -s "$(ls {work_dir}/*/vis_data/scalars.json 2> /dev/null)" ]; do
@@ -161,7 +209,8 @@ def test_a_batch_job_of_slurm_queues_itself_again_and_goes_on(digit_scenes: Path
     for name, script in {'sbatch': SBATCH, 'srun': SRUN, 'scontrol': SCONTROL}.items():
         path = tmp_path / 'bin' / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(script.format(folder=tmp_path, work_dir=work_dir, python=shlex.quote(sys.executable)))
+        python = shlex.quote(sys.executable)
+        path.write_text(script.format(folder=tmp_path, work_dir=work_dir, python=python, port=free_port()))
         path.chmod(0o755)
     done = run_tool(
         'tools/slurm_train.sh', 'part', 'job', CONFIG, work_dir, *options(digit_scenes, work_dir)[2:],
