@@ -138,6 +138,8 @@ class LastHook(Hook):
 def profile_steps(cfg: Config, steps: int, warm_up: int = 2) -> dict[str, float]:
     """Median seconds of each of PARTS over so many training steps."""
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    # Steps are timed from the beginning: nothing of an earlier run is gone on from, or removed.
+    cfg.resume = False
     runner = build_runner(cfg)
     timer = StepTimer(steps, warm_up)
     runner.register_hook(timer)
