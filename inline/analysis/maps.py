@@ -1,10 +1,11 @@
-"""Attention maps: what one query of an image gives every place, and the kernels of the local residual."""
+"""Attention maps: what one query of an image gives every place, and what the local residual adds to it."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inline.analysis.layers import Layer
@@ -35,6 +36,21 @@ class LayerMaps:
     weights: Tensor
     key_stride: int
     residual: Tensor | None
+
+
+@dataclass(frozen=True)
+class TokenResidual:
+    """What the local residual adds to one token, as lengths over the channels of the chosen heads.
+
+    Args:
+        neighbours: Of what each of the nine neighbours adds, ‖r_t ∘ v_t‖ (3, 3); NaN where there is none.
+        residual: Of their sum.
+        attention: Of what attention gives the token.
+    """
+
+    neighbours: Tensor
+    residual: float
+    attention: float
 
 
 def check_query(query: Pixel, size: tuple[int, int]) -> None:
@@ -69,6 +85,35 @@ def layer_maps(
     found = [kernel for kernel in kernels if kernel is not None]
     return LayerMaps(
         layer, stride, torch.stack(drawn), stride * reduction, torch.stack(found) if found else None
+    )
+
+
+def token_residual(
+    layer: Layer, parts: Sequence[Part], token: tuple[int, int], head: int | None = None
+) -> TokenResidual | None:
+    """What the residual adds to the token at (row, column); None if the layer has no residual.
+
+    Of one head, counted from 0 over all parts, or of all if None.
+    """
+    index = token[0] * parts[0].regions.hw[1] + token[1]
+    added, attended = [], []
+    for part, heads in _choose_heads(parts, head):
+        kernels = residual_kernels(layer.mixer, part)
+        if kernels is None:
+            return None
+        region, row = _find(part, index)
+        around = _around(part, region, row) * kernels[region].T.unflatten(0, (3, 3))
+        added.append(around.unflatten(-1, (part.num_heads, -1))[:, :, heads].flatten(2))
+        given = layer.mixer.attend(part)[region, row]
+        attended.append(given.unflatten(0, (part.num_heads, -1))[heads].flatten())
+    # Stripes of two directions may have different neighbours: one is missing where it is in neither.
+    terms = torch.cat(added, dim=-1).double().cpu()
+    missing = terms.isnan().all(dim=-1)
+    terms = terms.nan_to_num()
+    return TokenResidual(
+        terms.norm(dim=-1).masked_fill(missing, math.nan),
+        float(terms.sum(dim=(0, 1)).norm()),
+        float(torch.cat(attended).double().norm()),
     )
 
 
@@ -131,6 +176,18 @@ def _residual(layer: Layer, parts: Sequence[Part], token: int, head: int | None)
             own = found[_find(part, token)[0]]
             kernels.append(own.unflatten(0, (part.num_heads, -1))[heads].flatten(0, 1))
     return torch.cat(kernels).double().mean(dim=0).view(3, 3).cpu() if kernels else None
+
+
+def _around(part: Part, region: int, row: int) -> Tensor:
+    """The values of a token's nine neighbours in its region (3, 3, c); NaN beyond it and in its padding."""
+    height, width = part.hw
+    prefix = part.v.shape[1] - height * width
+    values = part.v[region]
+    if part.key_mask is not None:
+        values = values.masked_fill(~part.key_mask[region, :, None], math.nan)
+    padded = F.pad(values[prefix:].unflatten(0, part.hw), (0, 0, 1, 1, 1, 1), value=math.nan)
+    y, x = divmod(row - prefix, width)
+    return padded[y : y + 3, x : x + 3]
 
 
 def _choose_heads(parts: Sequence[Part], head: int | None) -> Iterator[tuple[Part, slice]]:

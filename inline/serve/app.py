@@ -19,12 +19,13 @@ HOST = '127.0.0.1'
 TITLE = 'InLine: what a token sees'
 INTRODUCTION = (
     'Drop an image to see the prediction, then click a point of it: every layer shows which places the '
-    'token at that point attends to, and the 3×3 kernel with which the local residual adds its neighbours.'
+    'token at that point attends to, and what the local residual adds to it from each of its neighbours.'
 )
 LEGEND = (
     'Attention: weight × number of places, 1 is what chance gives; <b class="il-red">red</b> is more, '
     '<b class="il-blue">blue</b> less, grey is out of sight. The frame is the token that was clicked. '
-    'Residual: the kernel around the token, as a mean over channels; red adds, blue subtracts.'
+    'Residual: how much each of the nine neighbours adds to the token, as the length of a vector; grey is '
+    'beyond the border. Above it, the lengths of their sum and of what attention gives the same token.'
 )
 ALL_HEADS = 'mean of all'
 # The page tells where it was clicked as shares of the image's sides, whatever size it is shown in.

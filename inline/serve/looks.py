@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from inline.analysis.layers import Layer, watch
-from inline.analysis.maps import LayerMaps, Pixel, find_token, layer_maps
+from inline.analysis.maps import LayerMaps, Pixel, TokenResidual, find_token, layer_maps, token_residual
 from inline.analysis.subjects import Subject
 from inline.models.mixers.base import Part
 from inline.serve.views import View
@@ -22,6 +22,7 @@ class LayerLook:
         hw: Tokens of its map, (height, width).
         token: Row and column of the query on it.
         maps: Of the one query.
+        residual: What the local residual adds to the token; None if there is none.
     """
 
     layer: Layer
@@ -30,6 +31,7 @@ class LayerLook:
     hw: tuple[int, int]
     token: tuple[int, int]
     maps: LayerMaps | None
+    residual: TokenResidual | None
 
 
 def look(subject: Subject, view: View, query: Pixel, head: int | None = None) -> list[LayerLook]:
@@ -42,10 +44,11 @@ def look(subject: Subject, view: View, query: Pixel, head: int | None = None) ->
         def see(layer: Layer, parts: list[Part]) -> None:
             heads, hw = sum(part.num_heads for part in parts), parts[0].regions.hw
             token = find_token(query, (padded[0], padded[1]), hw)
-            maps = None
+            maps = residual = None
             if head is None or head < heads:
                 maps = layer_maps(layer, parts, [query], (padded[0], padded[1]), head)
-            looks.append(LayerLook(layer, name_attention(layer), heads, hw, token, maps))
+                residual = token_residual(layer, parts, token, head)
+            looks.append(LayerLook(layer, name_attention(layer), heads, hw, token, maps, residual))
 
         with watch(subject.layers, see):
             subject.run_backbone(view.batch)

@@ -104,7 +104,7 @@ def _grid(rows: Sequence[Row]) -> str:
     for row in filter(lambda row: row.looks, rows):
         cells = [_attention(one, row.view) for one in row.looks]
         lines.append((row.label, 'attention', cells))
-        if any(one.maps is not None and one.maps.residual is not None for one in row.looks):
+        if any(one.residual is not None for one in row.looks):
             lines.append((row.label, 'residual', [_residual(one) for one in row.looks]))
     html = ''
     for label, kind, cells in lines:
@@ -134,16 +134,26 @@ def _attention(one: LayerLook, view: View) -> str:
 
 
 def _residual(one: LayerLook) -> str:
-    if one.maps is None or one.maps.residual is None:
+    if one.maps is None:
+        return ''
+    if one.residual is None:
         return '<figure><p class="il-none">no residual</p></figure>'
-    kernel = one.maps.residual[0].numpy()
-    reach = _reach(kernel)
+    added = one.residual.neighbours.numpy()
+    reach = _reach(added)
     squares = ''
-    for value in kernel.flatten():
+    for value in added.flatten():
+        if np.isnan(value):
+            squares += '<span class="il-beyond"></span>'
+            continue
         red, green, blue, _ = COLOURS(0.5 + 0.5 * value / reach, bytes=True)
-        ink = 'white' if abs(value) > 0.6 * reach else 'black'
-        squares += f'<span style="background:rgb({red},{green},{blue});color:{ink}">{value:+.3f}</span>'
-    return f'<figure><div class="il-kernel">{squares}</div>{_legend(-reach, 0, reach)}</figure>'
+        ink = 'white' if value > 0.6 * reach else 'black'
+        squares += f'<span style="background:rgb({red},{green},{blue});color:{ink}">{value:.2g}</span>'
+    lengths = f'residual {one.residual.residual:.3g}, attention {one.residual.attention:.3g}'
+    legend = f'<i></i><span>0</span><span></span><span>{reach:.3g}</span>'
+    return (
+        f'<figure><figcaption>{lengths}</figcaption><div class="il-kernel">{squares}</div>'
+        f'<div class="il-legend il-up">{legend}</div></figure>'
+    )
 
 
 def relative_weights(maps: LayerMaps) -> NDArray[np.float64]:

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from inline.analysis.layers import Layer, choose_layers, find_layers, watch
-from inline.analysis.maps import check_query, find_token, layer_maps, tell_reduction, tell_stride
+from inline.analysis.maps import (
+    check_query,
+    find_token,
+    layer_maps,
+    tell_reduction,
+    tell_stride,
+    token_residual,
+)
 from inline.errors import UserError
 from inline.models.mixers import InLineMixer, SoftmaxMixer
 from inline.models.mixers.base import Part
@@ -74,6 +81,91 @@ def test_a_head_of_stripes_sees_its_own_stripe_and_has_its_own_kernel() -> None:
     whole = layer_maps(layer, parts, [(4, 8)], (16, 16)).residual
     assert whole is not None
     torch.testing.assert_close(whole[0], kernels.mean(dim=0))
+
+
+def written_residual(**options: int) -> InLineMixer:
+    """Values are the tokens of two channels; the kernels are 0 … 8 and 9 … 17 whatever the image."""
+    mixer = InLineMixer(2, 2, qkv_bias=False, **options).double()
+    assert mixer.residual is not None
+    with torch.no_grad():
+        mixer.qkv.weight[4:] = torch.eye(2)
+        mixer.residual.fc2.weight.zero_()
+        assert mixer.residual.fc2.bias is not None
+        mixer.residual.fc2.bias.copy_(torch.arange(18))
+    return mixer
+
+
+def test_what_the_residual_adds_to_a_token_is_told_by_neighbour() -> None:
+    """The upper right corner of 2×3 tokens, whose values are (1, 10), (2, 20), … row by row."""
+    mixer = written_residual()
+    x = torch.arange(1, 7, dtype=torch.float64)[None, :, None] * torch.tensor([1.0, 10.0])
+    (part,) = parts = list(mixer.parts(x, (2, 3)))
+    layer = Layer('1', 'block 1', mixer)
+    with torch.no_grad():
+        found = token_residual(layer, parts, (0, 2))
+        second = token_residual(layer, parts, (0, 2), head=1)
+        attended = mixer.attend(part)[0, 2]
+        local = mixer.local(part)
+    assert found is not None
+    assert second is not None
+    assert local is not None
+    # On its left and itself, below these two; places 3, 4, 6 and 7 of the kernels.
+    near = {
+        (1, 0): (3 * 2, 12 * 20),
+        (1, 1): (4 * 3, 13 * 30),
+        (2, 0): (6 * 5, 15 * 50),
+        (2, 1): (7 * 6, 16 * 60),
+    }
+    assert (~found.neighbours.isnan()).nonzero().tolist() == [list(place) for place in near]
+    for place, terms in near.items():
+        assert found.neighbours[place].item() == pytest.approx(math.hypot(*terms))
+        assert second.neighbours[place].item() == pytest.approx(terms[1])
+    sums = [sum(terms) for terms in zip(*near.values(), strict=True)]
+    assert found.residual == pytest.approx(math.hypot(*sums))
+    assert second.residual == pytest.approx(sums[1])
+    torch.testing.assert_close(local[0, 2], torch.tensor(sums, dtype=torch.float64))
+    assert found.attention == pytest.approx(attended.norm().item())
+    assert second.attention == pytest.approx(abs(attended[1].item()))
+
+
+def test_the_residual_stays_in_windows_and_stripes() -> None:
+    """Token (1, 2) of 4×4: the corner of its window; in stripes one head sees its column, one its row."""
+    for options, places in (
+        ({'window_size': 2}, [[0, 1], [0, 2], [1, 1], [1, 2]]),
+        ({'split_size': 1}, [[0, 1], [1, 0], [1, 1], [1, 2], [2, 1]]),
+    ):
+        mixer = written_residual(**options)
+        parts = list(mixer.parts(torch.rand(1, 16, 2, dtype=torch.float64), (4, 4)))
+        with torch.no_grad():
+            found = token_residual(Layer('1', 'block 1', mixer), parts, (1, 2))
+        assert found is not None
+        assert (~found.neighbours.isnan()).nonzero().tolist() == places
+
+
+@pytest.mark.parametrize(
+    'options', [{}, {'window_size': 3}, {'window_size': 4, 'shift': True}, {'split_size': 2}]
+)
+def test_the_lengths_are_those_of_what_the_layer_adds(options: dict[str, int]) -> None:
+    """Of every token of 5×6, with padded and shifted windows."""
+    torch.manual_seed(0)
+    mixer = InLineMixer(8, 2, **options).double()
+    parts = list(mixer.parts(tokens((5, 6), images=1), (5, 6)))
+    with torch.no_grad():
+        local, attended = (
+            torch.cat([part.regions.join(term(part)) for part in parts], dim=-1)[0]
+            for term in (mixer.local, mixer.attend)
+        )
+        for i in range(30):
+            found = token_residual(Layer('1', 'block 1', mixer), parts, divmod(i, 6))
+            assert found is not None
+            assert found.residual == pytest.approx(local[i].norm().item())
+            assert found.attention == pytest.approx(attended[i].norm().item())
+
+
+def test_softmax_has_no_residual() -> None:
+    mixer = SoftmaxMixer(8, 2).double()
+    parts = list(mixer.parts(tokens((4, 4), images=1), (4, 4)))
+    assert token_residual(Layer('1', 'block 1', mixer), parts, (0, 0)) is None
 
 
 @pytest.mark.parametrize(

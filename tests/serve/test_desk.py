@@ -84,6 +84,12 @@ def pictures(layers: str | None) -> list[str]:
     return re.findall(r'src="data:image/png;base64,([^"]*)"', layers or '')
 
 
+def residuals(layers: str | None) -> list[str]:
+    """The lengths, and what stands in the nine squares, of each layer."""
+    pattern = r'<figcaption>(residual [^<]*)</figcaption><div class="il-kernel">(.*?)</div>'
+    return [length + squares for length, squares in re.findall(pattern, layers or '')]
+
+
 def test_an_image_is_answered_with_its_prediction(desk: Desk, photo: Path) -> None:
     answer, visit = accepted(desk, photo)
     assert 'photo.png, 80×60 pixels' in Page(answer.message).text
@@ -131,12 +137,29 @@ def test_another_point_gives_other_maps_and_the_same_point_the_same(desk: Desk, 
     _, visit = accepted(desk, photo)
     first, other, again = (desk.point(visit, x, 0.4) for x in (0.1, 0.9, 0.1))
     assert first.layers == again.layers
-    assert all(
-        one != two for one, two in zip(pictures(first.layers)[:3], pictures(other.layers)[:3], strict=True)
-    )
+    # In the fourth layer the image is one token.
+    for shown in (pictures, residuals):
+        pairs = list(zip(shown(first.layers)[:3], shown(other.layers)[:3], strict=True))
+        assert len(pairs) == 3
+        assert all(one != two for one, two in pairs)
     beyond = desk.point(visit, -3, 7).visit
     assert beyond is not None
     assert beyond.point == (0, 1)
+
+
+def test_the_squares_say_what_each_neighbour_adds(desk: Desk, photo: Path) -> None:
+    """At the upper left corner, in the first layer: there is nothing above and on the left."""
+    _, visit = accepted(desk, photo)
+    shown = residuals(desk.point(visit, 0.01, 0.01).layers)
+    assert len(shown) == 4
+    served = desk.models[0]
+    first = look(served.subject, visit.views[0], (0, 0))[0].residual
+    assert first is not None
+    assert f'residual {first.residual:.3g}, attention {first.attention:.3g}' in shown[0]
+    numbers = [f'{value:.2g}' for value in first.neighbours[1:, 1:].flatten().tolist()]
+    beyond, number = '<span class="il-beyond">', r'<span style="[^"]*">([^<]*)</span>'
+    assert shown[0].count(beyond) == 5
+    assert re.findall(number, shown[0]) == numbers
 
 
 def test_a_head_is_shown_where_a_layer_has_it(desk: Desk, photo: Path) -> None:

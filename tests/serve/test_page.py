@@ -161,7 +161,7 @@ def check_prediction(page: Any) -> None:
 
 
 def check_clicks(page: Any, folder: Path) -> None:
-    shots = []
+    shots, added = [], []
     for x, y in ((0.2, 0.3), (0.81, 0.62)):
         before = page.inner_text('#il-message')
         box = page.locator('.il-click').bounding_box()
@@ -177,6 +177,7 @@ def check_clicks(page: Any, folder: Path) -> None:
         assert page.locator('.il-token').count() == 2 * LAYERS
         page.locator('.il-grid').screenshot(path=folder / 'shot.png')
         shots.append(cv2.imread(str(folder / 'shot.png')).astype(int))
+        added.append(page.locator('.il-kernel').all_inner_texts())
     text = page.inner_text('#il-layers')
     for words in (
         'stage 1 block 1 · InLine',
@@ -192,7 +193,9 @@ def check_clicks(page: Any, folder: Path) -> None:
         assert (shot[..., 0] - shot[..., 2] > 40).mean() > 0.02
     assert shots[0].shape == shots[1].shape
     assert (np.abs(shots[0] - shots[1]).max(axis=2) > 30).mean() > 0.05
-    assert page.locator('.il-kernel').count() == LAYERS
+    assert all(len(texts) == LAYERS for texts in added)
+    # In the last layer the image is one token.
+    assert all(one != two for one, two in zip(*(texts[:-1] for texts in added), strict=True))
 
 
 def wait_for_mark(page: Any, mark: Any, frame: Any, x: float, y: float) -> None:
