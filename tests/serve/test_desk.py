@@ -228,6 +228,31 @@ def test_a_label_map_comes_as_a_picture(photo: Path) -> None:
     assert len(pictures(desk.point(visit, 0.5, 0.5).layers)) == 4
 
 
+def test_a_detector_draws_its_boxes_and_lists_the_surest(photo: Path) -> None:
+    """A Mask R-CNN, untrained but for a leaning towards the class 3."""
+    cfg = load_config('configs/digits/mask-rcnn_inline-pvt-micro_digits.py')
+    cfg.model.test_cfg.rcnn.score_thr = 0.0
+    torch.manual_seed(0)
+    served = ServedModel(InLineModel(cfg), 'detector')
+    with torch.no_grad():
+        served.model.model.roi_head.bbox_head.fc_cls.bias[3] = 6.0
+    desk = Desk([served], Limits())
+    answer, visit = accepted(desk, photo)
+    found = served.model(cv2.imread(str(photo)))[0].pred_instances
+    sure = found.scores[found.scores >= 0.3].sort(descending=True).values
+    assert len(sure) > 5
+    assert len(found.masks) == len(found.scores)
+    text = Page(answer.predictions or '').text
+    assert f'{len(sure)} objects with a score of at least 0.3, here the surest 5' in text
+    rows = re.findall(r'<th>(.*?)</th>.*?il-number">([\d.]+)%', answer.predictions or '')
+    assert [name for name, _ in rows] == ['3'] * 5
+    assert [float(score) for _, score in rows] == pytest.approx((100 * sure[:5]).tolist(), abs=0.06)
+    (drawn,), (plain,) = pictures(answer.predictions), pictures(answer.picture)
+    assert drawn != plain
+    layers = desk.point(visit, 0.5, 0.5).layers
+    assert len(pictures(layers)) == len(residuals(layers)) == len(served.subject.layers)
+
+
 def test_boxes_are_listed_by_their_score() -> None:
     from mmdet.structures import DetDataSample
 
