@@ -10,6 +10,7 @@ import signal
 import threading
 
 from inline.compat import prepare
+from inline.engine.flags import add_trust
 from inline.errors import OneLineParser, exit_on_user_error
 
 
@@ -23,9 +24,8 @@ def main() -> None:
 
     limits = Limits(args.max_megabytes, args.max_megapixels)
     check_port(args.port)
-    desk = Desk(
-        read_models([(args.config, args.checkpoint), *([args.compare] if args.compare else [])]), limits
-    )
+    pairs = [(args.config, args.checkpoint), *([args.compare] if args.compare else [])]
+    desk = Desk(read_models(pairs, args.device, args.trust_checkpoint), limits)
     # Ended in either way, the page leaves no files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with running(desk, args.port) as address:
@@ -35,7 +35,7 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file')
+    parser.add_argument('config', help='config file, or the name of one in configs/')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
         '--compare', nargs=2, metavar=('CONFIG', 'CHECKPOINT'), help='another model to show beside it'
@@ -51,6 +51,8 @@ def parse_args() -> argparse.Namespace:
         metavar='MP',
         help='most pixels of an image, in millions (default: %(default)s)',
     )
+    parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: a GPU if there is one)')
+    add_trust(parser)
     return parser.parse_args()
 
 

@@ -41,7 +41,9 @@ class ServedModel:
         return make_view(lambda array: self._preparation(Source('', array=array), 0), image)
 
 
-def read_models(pairs: Sequence[tuple[str, str]]) -> list[ServedModel]:
+def read_models(
+    pairs: Sequence[tuple[str, str]], device: str | None = None, trust_checkpoint: bool = False
+) -> list[ServedModel]:
     """The models of pairs of config and checkpoint, called by their configs, or by both where these agree."""
     names = [Path(config).stem for config, _ in pairs]
     if len(set(names)) < len(names):
@@ -49,7 +51,7 @@ def read_models(pairs: Sequence[tuple[str, str]]) -> list[ServedModel]:
             f'{name} · {Path(checkpoint).stem}' for name, (_, checkpoint) in zip(names, pairs, strict=True)
         ]
     return [
-        ServedModel(InLineModel(config, checkpoint), name)
+        ServedModel(InLineModel(config, checkpoint, device, trust_checkpoint=trust_checkpoint), name)
         for name, (config, checkpoint) in zip(names, pairs, strict=True)
     ]
 

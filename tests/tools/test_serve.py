@@ -1,9 +1,14 @@
 """Mistakes on the command line of the page. The page itself is in tests/serve."""
 
+import argparse
 import socket
+from pathlib import Path
 
 import pytest
+import torch
 
+from tests.conftest import run_tool
+from tests.inference.small_models import CONFIGS, save_checkpoint
 from tests.tools.conftest import Run
 
 CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
@@ -38,6 +43,21 @@ def test_a_port_that_is_taken_is_told_before_models_are_read(run_here: Run) -> N
         code, _, told = run_here('serve', 'nowhere.py', 'gone.pth', '--port', str(port))
     assert code == 2
     assert f'--port {port} cannot be used: Address already in use' in told[-1]
+
+
+def test_trust_and_device_are_for_the_model(run_here: Run, tmp_path: Path) -> None:
+    """A config by name. With trust the checkpoint is read, and the device is what is wrong then."""
+    checkpoint = save_checkpoint('classification', tmp_path / 'a.pth')
+    content = torch.load(checkpoint, weights_only=True)
+    torch.save({**content, 'args': argparse.Namespace()}, checkpoint)
+    words = [CONFIGS['classification'], checkpoint, '--device', 'abacus', '--port', str(free_port())]
+    code, _, told = run_here('serve', *words)
+    assert code == 2
+    assert 'which is not data' in told[-1]
+    # In a process of its own: trust is given to all that a process loads.
+    done = run_tool('tools/serve.py', *words, '--trust-checkpoint')
+    assert done.returncode == 2
+    assert "error: device 'abacus' cannot be used" in done.stderr
 
 
 def free_port() -> int:
