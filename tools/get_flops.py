@@ -12,7 +12,7 @@ from inline.errors import OneLineParser, UserError, exit_on_user_error
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('config', help='config file')
+    parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
     parser.add_argument(
         '--shape',
         type=int,

@@ -27,7 +27,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('inputs', nargs='+', metavar='input', help='image, or folder of images')
     parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder to write')
     parser.add_argument(
-        '--overwrite', action='store_true', help='replace files in a folder that is not empty'
+        '--overwrite',
+        action='store_true',
+        help='write into a folder that is not empty, and replace the pictures, label maps and JSON files of '
+        'the same names in it',
     )
     parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='images at once (default: 1)')
     parser.add_argument(

@@ -21,7 +21,7 @@ def main() -> None:
         '--format',
         choices=('safetensors', 'pth'),
         default='safetensors',
-        help='of the weights (default: %(default)s)',
+        help='kind of file for the weights (default: %(default)s)',
     )
     parser.add_argument(
         '--config', type=Path, help='config that it was trained with (default: told from the checkpoint)'

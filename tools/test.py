@@ -8,7 +8,7 @@ from inline.errors import OneLineParser, exit_on_user_error
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('config', help='config file')
+    parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--out', metavar='FILE.pkl', help='write all predictions to this file')
     parser.add_argument('--show-dir', help='draw every prediction into this folder')

@@ -25,6 +25,8 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         near = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
         close = difflib.get_close_matches(str(path), near, n=1)
         hint = f'did you mean {close[0]}?' if close else 'give the path of a file such as those in configs/'
+        if not Path(path).suffix:
+            hint += ' (names without a path are for predict, export and serve)'
         raise UserError(f'config {str(path)!r} does not exist: {hint}')
     try:
         cfg = Config.fromfile(str(path))

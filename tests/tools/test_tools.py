@@ -208,6 +208,10 @@ def test_help_does_not_wait_for_torch(tool: str) -> None:
 
 MISTAKES = {
     'missing config': (['tools/train.py', 'nowhere.py'], "config 'nowhere.py' does not exist"),
+    'a name': (
+        ['tools/train.py', 'inline-pvt-micro_digits'],
+        'such as those in configs/ (names without a path are for predict, export and serve)',
+    ),
     'missing data': (
         [
             'tools/train.py',
