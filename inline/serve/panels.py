@@ -147,7 +147,7 @@ def _residual(one: LayerLook) -> str:
             continue
         red, green, blue, _ = COLOURS(0.5 + 0.5 * value / reach, bytes=True)
         ink = 'white' if value > 0.6 * reach else 'black'
-        squares += f'<span style="background:rgb({red},{green},{blue});color:{ink}">{value:.2g}</span>'
+        squares += f'<span style="background:rgb({red},{green},{blue});color:{ink}">{_short(value)}</span>'
     lengths = f'residual {one.residual.residual:.3g}, attention {one.residual.attention:.3g}'
     legend = f'<i></i><span>0</span><span></span><span>{reach:.3g}</span>'
     return (
@@ -191,6 +191,11 @@ def token_frame(one: LayerLook, view: View) -> tuple[float, float, float, float]
     right = width if x == one.hw[1] - 1 else min((x + 1) * stride, width)
     left, top = x * stride, y * stride
     return left / width, top / height, (right - left) / width, (bottom - top) / height
+
+
+def _short(value: float) -> str:
+    """Two digits, also where the second is 0."""
+    return f'{value:#.2g}'.rstrip('.')
 
 
 def _legend(low: float, middle: float, high: float) -> str:
