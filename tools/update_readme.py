@@ -2,7 +2,8 @@
 """Write the tables of the README and of docs/ anew from the data in results/.
 
 A table stands between ``<!-- table: SOURCE -->`` and ``<!-- end of table -->``. SOURCE is a CSV file of the
-repository, or the name of a table that tools/reproduce.py knows, shown as expected beside measured.
+repository, or the name of a table that tools/reproduce.py knows, shown as expected beside measured, or one of
+the README's short ones: ``models`` and ``transfer``.
 """
 
 import csv
@@ -41,10 +42,13 @@ def markdown_table(source: str) -> str:
 
 def read_table(source: str) -> list[list[str]]:
     if not source.endswith('.csv'):
-        from inline.reproduce.markdown import table_rows
+        from inline.reproduce.markdown import model_rows, table_rows, transfer_rows
         from inline.reproduce.tables import find_table
 
-        return table_rows(find_table(source), ROOT / 'results' / 'measured')
+        measured = ROOT / 'results' / 'measured'
+        if source == 'models':
+            return model_rows(measured / 'models.csv')
+        return transfer_rows() if source == 'transfer' else table_rows(find_table(source), measured)
     path = ROOT / source
     if not path.is_file():
         raise UserError(f'a page names the table {source!r}, which does not exist')
