@@ -1,14 +1,22 @@
-"""How each command of the pages is tried. A new command takes one line in one of the two tables.
+"""How each command of the pages is tried. A new command takes one line in one of the three tables.
 
 Keys are patterns (`*` stands for anything) of a command without its comment and with single spaces. Commands
 of blocks below `<!-- needs: … -->` take no line here: their files and flags are checked, but they do not run.
+A pattern must not be wider than what its test runs: another flag is another pattern.
 """
 
 SMALL_DATA = (
     '--num-classification-train 40 --num-classification-val 10 --num-scenes-train 8 --num-scenes-val 4'
 )
 
+# Run first, for the code of docs/export.md: the files that it opens.
+FIRST = (
+    'tools/export.py CONFIG CHECKPOINT --size 224 --out model.onnx',
+    'tools/export.py CONFIG CHECKPOINT --size 224 --format torch-export --out model.pt2',
+)
+
 # Run here, in a copy of the repository whose digits configs train for two steps, with these words added.
+# CONFIG and CHECKPOINT are a classifier of one block; tests/docs/belongings.py has the other files.
 RUN = {
     'python tools/make_digit_scenes.py': SMALL_DATA,
     'python tools/train.py configs/digits/*': '',
@@ -18,8 +26,24 @@ RUN = {
     'python tools/reproduce.py list *': '',
     'python tools/reproduce.py show *': '',
     'python tools/get_flops.py configs/*': '',
+    'python tools/predict.py CONFIG CHECKPOINT photos more/photo.jpg --out out': '',
+    'python tools/predict.py mask-rcnn_* work_dirs/demo/* data/* --out out': '--overwrite',
+    'python tools/export.py CONFIG CHECKPOINT --format torch-export --what backbone --size *': (
+        '--out backbone.pt2'
+    ),
+    'python tools/export.py CONFIG CHECKPOINT --format aoti': '--size 224 --out model.aoti.pt2',
     'python -m inline.compat': '',
     'python -m benchmarks.speed': 'memory --repetitions 1',
+}
+
+# Started here, with these words added, until they say this, and then stopped by Ctrl-C.
+START = {
+    'python tools/serve.py CONFIG CHECKPOINT': ('--port {port}', 'open http://127.0.0.1:{port}/'),
+    'python tools/serve.py semantic-fpn_* work_dirs/demo/*': (
+        '--port {port}',
+        'open http://127.0.0.1:{port}/',
+    ),
+    'tensorboard --logdir work_dirs': ('--port {port}', 'at http://localhost:{port}/'),
 }
 
 TOOLS = 'tests/tools/test_tools.py'
@@ -63,17 +87,16 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     'tools/dist_train.sh CONFIG 2 --cfg-options runner_type=inline.ShardedRunner': (
         'tests/engine/test_sharded.py::test_shared_weights_train_alike_in_half_the_memory_and_go_on_anywhere',
     ),
-    'python tools/predict.py *': (
-        'tests/tools/test_predict.py::test_a_classifier_gives_the_five_likeliest_classes',
+    'python tools/serve.py CONFIG CHECKPOINT --compare CONFIG CHECKPOINT': (
+        'tests/serve/test_page.py::test_a_visit',
     ),
-    'python tools/serve.py *': ('tests/serve/test_page.py::test_a_visit',),
-    'python tools/export.py * --int8 *': (
+    'python tools/export.py CONFIG CHECKPOINT --int8 --evaluate': (
         'tests/tools/test_export.py::test_int8_stands_beside_the_accuracy_of_both',
     ),
-    'python tools/export.py * --format aoti*': (
-        'tests/tools/test_export.py::test_the_backbone_of_a_detector_is_compiled',
+    'python tools/export.py configs/digits/inline-pvt-micro_digits.py * --dynamic': (
+        'tests/tools/test_export.py::test_a_classifier_runs_in_onnx_runtime_at_any_size',
     ),
-    'python tools/export.py *': (
+    'python tools/export.py CONFIG CHECKPOINT --format onnx --dynamic': (
         'tests/tools/test_export.py::test_a_classifier_runs_in_onnx_runtime_at_any_size',
         'tests/tools/test_export.py::test_a_segmentor_gives_a_score_for_every_pixel',
     ),
@@ -84,7 +107,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     'python benchmarks/soak.py *': (
         'tests/measure/test_soak.py::test_a_short_run_is_sampled_judged_and_drawn',
     ),
-    'tensorboard --logdir work_dirs': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
     'tools/dist_train.sh CONFIG NPROC': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
     'tools/dist_test.sh CONFIG CHECKPOINT NPROC': (
         f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',

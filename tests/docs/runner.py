@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from typing import Any
 
 from tests.warm import exit_code
 
+# Seconds until a page that was started must have said that it is open.
+PATIENCE = 200
 # argparse alone can tell what a tool takes, and a tool has read all its words when it leaves the parser.
 _parse_args = argparse.ArgumentParser.parse_args
 
@@ -30,7 +33,13 @@ def main() -> None:
     jobs, results = Path(sys.argv[1]), Path(sys.argv[2])
     # What nearly every tool imports: the forks need not do it again.
     importlib.import_module('tests.warm_imports')
-    kinds: dict[str, Callable[[Any], None]] = {'parse': parse, 'run': run, 'code': execute}
+    kinds: dict[str, Callable[[Any], None]] = {
+        'parse': parse,
+        'run': run,
+        'start': start,
+        'code': execute,
+        'furnish': lambda _: importlib.import_module('tests.docs.belongings').furnish(),
+    }
     done = [
         in_a_process(lambda job=job: kinds[job['kind']](job['what']), Path(job['folder']))
         for job in json.loads(jobs.read_text())
@@ -79,6 +88,28 @@ def run(words: Sequence[str]) -> None:
     else:
         sys.argv = list(words)
         runpy.run_path(words[0], run_name='__main__')
+
+
+def start(what: tuple[Sequence[str], str]) -> None:
+    """Run a command that does not end by itself until it says `sign`, then stop it as Ctrl-C does."""
+    words, sign = what
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE)
+        for descriptor in (1, 2):
+            os.dup2(writer, descriptor)
+        os._exit(exit_code(lambda: run(words)))
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        said = []
+        for line in lines:
+            said.append(line)
+            if sign in line:
+                os.kill(child, signal.SIGINT)
+                break
+    os.waitpid(child, 0)
+    assert any(sign in line for line in said), ''.join(said)
 
 
 def execute(blocks: Sequence[tuple[str, str]]) -> None:

@@ -6,14 +6,17 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.docs.command_table import ELSEWHERE, RUN
+from tests.docs import belongings
+from tests.docs.command_table import ELSEWHERE, FIRST, RUN, START
 from tests.docs.pages import NEEDS, PAGES, Block, Command, read_blocks, read_commands, split_commands
 from tests.docs.runner import in_a_process, parse
 
@@ -60,6 +63,7 @@ TOOLS = list(
     )
 )
 TO_RUN = list(dict.fromkeys(c.text for c in COMMANDS if not c.needs and find(RUN, c)))
+TO_START = list(dict.fromkeys(c.text for c in COMMANDS if not c.needs and find(START, c)))
 CODE: dict[str, list[Block]] = {}
 for _block in BLOCKS:
     if _block.language == 'python' and not _block.needs:
@@ -88,14 +92,22 @@ def results(small_repository: Path) -> dict[str, Result]:
     for words in TOOLS:
         substituted = [re.sub(r'^(NPROC|N|Y|X)$', '2', word) for word in words]
         jobs[f'parse {shlex.join(words)}'] = {'kind': 'parse', 'what': substituted, 'folder': str(ROOT)}
+    here = {'folder': str(small_repository)}
+    jobs['furnish'] = {'kind': 'furnish', 'what': None, **here}
+    for text in FIRST:
+        jobs[f'run {text}'] = {'kind': 'run', 'what': fill_in(text.split()), **here}
     for text in TO_RUN:
         command = Command('', 0, (), split_commands(text)[0])
-        more = RUN[str(find(RUN, command))].split()
-        words = [re.sub(r'iter_\d+\.pth$', 'iter_2.pth', word) for word in tool_words(command) or ()]
-        jobs[f'run {text}'] = {'kind': 'run', 'what': [*words, *more], 'folder': str(small_repository)}
+        words = [*(tool_words(command) or ()), *RUN[str(find(RUN, command))].split()]
+        jobs[f'run {text}'] = {'kind': 'run', 'what': fill_in(words), **here}
+    for text in TO_START:
+        command = Command('', 0, (), split_commands(text)[0])
+        more, sign = (words.format(port=free_port()) for words in START[str(find(START, command))])
+        words = tool_words(command) or ['-m', f'{command.words[0]}.main', *command.words[1:]]
+        jobs[f'start {text}'] = {'kind': 'start', 'what': [fill_in([*words, *more.split()]), sign], **here}
     for page, blocks in CODE.items():
         code = [(f'{page}, block of line {block.line}', block.text) for block in blocks]
-        jobs[f'code {page}'] = {'kind': 'code', 'what': code, 'folder': str(small_repository)}
+        jobs[f'code {page}'] = {'kind': 'code', 'what': code, **here}
     asked, answered = small_repository / 'jobs.json', small_repository / 'results.json'
     asked.write_text(json.dumps(list(jobs.values())))
     done = subprocess.run(
@@ -109,12 +121,25 @@ def results(small_repository: Path) -> dict[str, Result]:
     return dict(zip(jobs, json.loads(answered.read_text()), strict=True))
 
 
+def fill_in(words: Sequence[str]) -> list[str]:
+    """The words as the small repository has them: a model for CONFIG, and trainings of two steps."""
+    models = {'CONFIG': belongings.CONFIG, 'CHECKPOINT': belongings.CHECKPOINT}
+    trained = re.compile(r'^(work_dirs/(?!demo/).*)iter_\d+\.pth$')
+    return [models.get(word, trained.sub(r'\1iter_2.pth', word)) for word in words]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return int(free.getsockname()[1])
+
+
 @pytest.mark.parametrize('command', COMMANDS, ids=str)
 def test_every_command_is_tried_or_says_what_it_needs(command: Command) -> None:
     if command.needs:
         assert set(command.needs) <= set(NEEDS), f'{command} needs {command.needs}: choose of {NEEDS}'
         return
-    assert find(RUN, command) or find(ELSEWHERE, command), (
+    assert any(find(table, command) for table in (RUN, START, ELSEWHERE)), (
         f'{command}\nis run by no test: add a line to a table of tests/docs/command_table.py, or put '
         f'<!-- needs: … --> above its block, with one or more of {", ".join(NEEDS)}'
     )
@@ -134,10 +159,17 @@ def test_every_tool_takes_the_words_of_the_page(words: tuple[str, ...], results:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('text', TO_RUN)
-def test_the_command_runs(text: str, results: dict[str, Result]) -> None:
-    code, output = results[f'run {text}']
-    assert code == 0, f'{text}\nended with {code}: {output[-3000:]}'
+@pytest.mark.parametrize('job', ['furnish', *(f'run {text}' for text in [*FIRST, *TO_RUN])])
+def test_the_command_runs(job: str, results: dict[str, Result]) -> None:
+    code, output = results[job]
+    assert code == 0, f'{job}\nended with {code}: {output[-3000:]}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('text', TO_START)
+def test_the_page_opens(text: str, results: dict[str, Result]) -> None:
+    code, output = results[f'start {text}']
+    assert code == 0, f'{text}\nsaid: {output[-3000:]}'
 
 
 @pytest.mark.slow
@@ -147,7 +179,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, results: dict[str
     assert code == 0, output[-3000:]
 
 
-@pytest.mark.parametrize('pattern', [*RUN, *ELSEWHERE])
+@pytest.mark.parametrize('pattern', [*RUN, *START, *ELSEWHERE])
 def test_every_line_of_the_tables_is_of_use(pattern: str) -> None:
     assert any(not c.needs and fnmatch.fnmatchcase(c.text, pattern) for c in COMMANDS), (
         f'no page has a command like {pattern!r}: remove its line from tests/docs/command_table.py'
