@@ -8,6 +8,7 @@ when run again; what is done and unchanged is not done twice.
 import argparse
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 from inline.compat import prepare
@@ -22,7 +23,7 @@ def main() -> None:
         '--work-dir', type=Path, default=Path('work_dirs/claims'), help='(default: %(default)s)'
     )
     parser.add_argument('--seeds', type=int, default=3, metavar='K', help='trainings a row (default: 3)')
-    parser.add_argument('--images', type=int, default=100, help='to count collisions on (default: 100)')
+    parser.add_argument('--images', type=int, default=40, help='a model is analysed on (default: 40)')
     parser.add_argument('--data-root', metavar='FOLDER', help='digit scenes made before (default: made here)')
     parser.add_argument(
         '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='for the trainings on digits'
@@ -62,12 +63,17 @@ def measure(args: argparse.Namespace) -> None:
     steps = ['--steps', args.probe_steps] if args.probe_steps else []
     tool('probe.py', '--seeds', args.seeds, '--out', folder / 'probes', *steps)
     tool('ablate.py', 'parts', '--seeds', args.seeds, '--out', folder / 'parts', *data, *options)
-    runs = plan(ABLATIONS['parts'], 'digits', 1, folder / 'parts')
-    models = [word for run in runs.values() for word in (run.config, run.last_checkpoint())]
-    labels = [PARTS[row] for row, _ in runs]
-    for analysis in ('injectivity', 'locality'):
-        words = [*models, '--label', *labels, '--images', args.images, '--out', folder / 'analysis', *data]
-        tool('analyze.py', analysis, *words)
+    runs = plan(ABLATIONS['parts'], 'digits', args.seeds, folder / 'parts')
+    for seed, out in enumerate(analysis_folders(args)):
+        models = [(runs[row, seed].config, runs[row, seed].last_checkpoint()) for row in PARTS]
+        words = [*chain(*models), '--label', *PARTS.values(), '--images', args.images, '--out', out, *data]
+        for analysis in ('injectivity', 'locality'):
+            tool('analyze.py', analysis, *words)
+
+
+def analysis_folders(args: argparse.Namespace) -> list[Path]:
+    """What is measured of the trained models, by seed."""
+    return [args.work_dir / 'analysis' / f'seed{seed}' for seed in range(args.seeds)]
 
 
 def write(args: argparse.Namespace, seconds: float) -> None:
@@ -79,18 +85,19 @@ def write(args: argparse.Namespace, seconds: float) -> None:
     probes, levels = claims.read_probes(folder / 'probes' / 'runs.csv')
     evidence = claims.Evidence(
         claims.read_outcomes(folder / 'parts' / 'results.csv'),
-        claims.read_collisions(folder / 'analysis' / 'injectivity.csv'),
-        claims.read_locality(folder / 'analysis' / 'locality.csv'),
+        [claims.read_collisions(seed / 'injectivity.csv') for seed in analysis_folders(args)],
+        [claims.read_locality(seed / 'locality.csv') for seed in analysis_folders(args)],
         probes,
         levels,
     )
+    first = analysis_folders(args)[0]
     figures = {
         'Probes: accuracy of every mixer, with chance and the best possible': folder
         / 'probes'
         / 'probes.png',
         'Accuracy on digits': folder / 'parts' / 'figure.png',
-        'Collisions of queries': folder / 'analysis' / 'injectivity.png',
-        'Locality of attention, layer by layer': folder / 'analysis' / 'locality.png',
+        'Collisions of queries, models of seed 0': first / 'injectivity.png',
+        'Locality of attention, layer by layer, models of seed 0': first / 'locality.png',
     }
     settings = {
         'Machine': environment.describe_hardware(),

@@ -3,21 +3,19 @@
 import base64
 import csv
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from inline.reproduce.ablations import ABLATIONS, Outcome, Summary, format_mean, summarise
+from inline.reproduce.ablations import ABLATIONS, Outcome
 
 _TEMPLATE = Path(__file__).with_name('claims.html')
 PARTS = ABLATIONS['parts'].rows['digits']
 _ROWS = {title: row for row, title in PARTS.items()}
 # Means must differ by this many standard errors to be told apart.
 _ERRORS = 2.0
-# Of one model each, figures closer than this share of the larger are not told apart.
-_CLOSE = 0.1
 HELD, REFUTED, OPEN = 'held here', 'did not hold here', 'no difference to be seen here'
 
 
@@ -27,21 +25,33 @@ class Evidence:
 
     Args:
         outcomes: Accuracies of the trainings on digits, in percent.
-        collisions: Mean number of colliding pairs of queries an image, over all layers and heads.
-        locality: Mean share of attention in the 3×3 neighbourhood over the layers, in percent, as (of the
-            attention, with local terms or None, by chance).
+        collisions: For each seed, the mean number of colliding pairs of queries an image, over all layers
+            and heads.
+        locality: For each seed, the mean share of attention in the 3×3 neighbourhood over the layers, in
+            percent, as (of the attention, with local terms or None, by chance).
         probes: By task and mixer, the accuracies of all seeds in percent.
         levels: By task, chance and the best possible in percent.
     """
 
     outcomes: Sequence[Outcome]
-    collisions: Mapping[str, float]
-    locality: Mapping[str, tuple[float, float | None, float]]
+    collisions: Sequence[Mapping[str, float]]
+    locality: Sequence[Mapping[str, tuple[float, float | None, float]]]
     probes: Mapping[tuple[str, str], Sequence[float]]
     levels: Mapping[str, tuple[float, float]]
 
-    def summary(self, row: str) -> Summary:
-        return next(summary for summary in summarise(PARTS, self.outcomes) if summary.row == row)
+    def accuracies_of(self, row: str) -> list[float]:
+        return [outcome.accuracy for outcome in self.outcomes if outcome.row == row]
+
+    def collisions_of(self, row: str) -> list[float]:
+        return [models[row] for models in self.collisions]
+
+    def shares_of(self, row: str) -> list[float]:
+        return [models[row][0] for models in self.locality]
+
+    def shares_with_local_of(self, row: str) -> list[float]:
+        """Empty for rows without local terms."""
+        shares = [models[row][1] for models in self.locality]
+        return [share for share in shares if share is not None]
 
 
 @dataclass(frozen=True)
@@ -55,47 +65,58 @@ class Claim:
 
 def judge(evidence: Evidence) -> list[Claim]:
     """Every claim with its verdict, by the same rules whichever way it goes."""
+    collisions = ('colliding pairs of queries an image', evidence.collisions_of)
+    shares = ('share of attention on the 3×3 neighbourhood (%)', evidence.shares_of)
+    accuracies = ('top-1 (%)', evidence.accuracies_of)
     return [
         _see_length(evidence),
-        _compare_counts(
+        _compare(
             'Linear attention gives different queries the same weights more often than softmax does.',
-            'colliding pairs of queries an image',
-            ('linear', evidence.collisions['linear']),
-            ('softmax', evidence.collisions['softmax']),
+            *collisions,
+            'linear',
+            'softmax',
         ),
-        _compare_counts(
+        _compare(
             'Normalised by subtraction, linear attention confuses fewer queries.',
-            'colliding pairs of queries an image',
-            ('linear', evidence.collisions['linear']),
-            ('linear + injectivity', evidence.collisions['linear_injective']),
+            *collisions,
+            'linear',
+            'linear_injective',
         ),
-        _compare_counts(
+        _compare(
             'Softmax attention is more local than linear attention.',
-            'share of attention on the 3×3 neighbourhood (%)',
-            ('softmax', evidence.locality['softmax'][0]),
-            ('linear', evidence.locality['linear'][0]),
+            *shares,
+            'softmax',
+            'linear',
         ),
         _see_neighbour(evidence),
-        _compare_accuracy(
-            'Injectivity makes linear attention better.', evidence, 'linear_injective', 'linear'
+        _compare(
+            'Injectivity makes linear attention better.',
+            *accuracies,
+            'linear_injective',
+            'linear',
         ),
-        _compare_accuracy(
-            'The local residual makes linear attention better.', evidence, 'linear_residual', 'linear'
+        _compare(
+            'The local residual makes linear attention better.',
+            *accuracies,
+            'linear_residual',
+            'linear',
         ),
-        _compare_accuracy('InLine is better than plain linear attention.', evidence, 'inline', 'linear'),
-        _compare_accuracy(
-            'InLine matches softmax attention or beats it.', evidence, 'inline', 'softmax', ties=True
+        _compare('InLine is better than plain linear attention.', *accuracies, 'inline', 'linear'),
+        _compare(
+            'InLine matches softmax attention or beats it.', *accuracies, 'inline', 'softmax', ties=True
         ),
     ]
 
 
-def compare_means(first: Sequence[float], second: Sequence[float]) -> int:
+def compare_means(first: Sequence[float], second: Sequence[float]) -> int | None:
     """1 if the first is larger by more than two standard errors of the difference, −1 if smaller, else 0.
 
-    Of a single value each there is no error to know: only a difference of none is none.
+    None if there is a single value of either: by how much it would vary is not known.
     """
+    if min(len(first), len(second)) < 2:
+        return None
     difference = statistics.fmean(first) - statistics.fmean(second)
-    error = sum(statistics.variance(values) / len(values) for values in (first, second) if len(values) > 1)
+    error = sum(statistics.variance(values) / len(values) for values in (first, second))
     if abs(difference) <= _ERRORS * error**0.5:
         return 0
     return 1 if difference > 0 else -1
@@ -157,17 +178,17 @@ def write_page(
     rows = [
         {
             'title': title,
-            'accuracy': format_mean(evidence.summary(row)),
-            'collisions': f'{evidence.collisions[row]:,.1f}',
-            'locality': f'{evidence.locality[row][0]:.1f}',
-            'with_local': _dash(evidence.locality[row][1]),
+            'accuracy': _with_spread(evidence.accuracies_of(row)),
+            'collisions': _with_spread(evidence.collisions_of(row)),
+            'locality': _with_spread(evidence.shares_of(row)),
+            'with_local': _with_spread(evidence.shares_with_local_of(row)),
         }
         for row, title in PARTS.items()
     ]
     claims = judge(evidence)
     page = template.render(
         rows=rows,
-        chance=f'{next(iter(evidence.locality.values()))[2]:.1f}',
+        chance=f'{next(iter(evidence.locality[0].values()))[2]:.1f}',
         claims=claims,
         held=sum(claim.verdict == HELD for claim in claims),
         verdicts={HELD: 'held', REFUTED: 'refuted', OPEN: 'open'},
@@ -207,25 +228,19 @@ def _see_neighbour(evidence: Evidence) -> Claim:
     )
 
 
-def _compare_counts(
-    statement: str, what: str, larger: tuple[str, float], smaller: tuple[str, float]
+def _compare(
+    statement: str,
+    what: str,
+    values_of: Callable[[str], Sequence[float]],
+    larger: str,
+    smaller: str,
+    ties: bool = False,
 ) -> Claim:
-    """Of figures that one model of each kind gave: the first is said to be larger, by a tenth at least."""
-    measured = f'{what}: {larger[0]} {larger[1]:,.1f}, {smaller[0]} {smaller[1]:,.1f}'
-    close = abs(larger[1] - smaller[1]) <= _CLOSE * max(larger[1], smaller[1])
-    verdict = OPEN if close else HELD if larger[1] > smaller[1] else REFUTED
-    return Claim(statement, measured, verdict)
-
-
-def _compare_accuracy(
-    statement: str, evidence: Evidence, better: str, worse: str, ties: bool = False
-) -> Claim:
-    """The first is said to be the better; where `ties` it need only not be worse."""
-    first, second = evidence.summary(better), evidence.summary(worse)
-    sign = compare_means(first.accuracies, second.accuracies)
-    verdict = HELD if sign > 0 or (ties and sign == 0) else OPEN if sign == 0 else REFUTED
-    measured = f'top-1: {first.title} {format_mean(first)}, {second.title} {format_mean(second)} %'
-    return Claim(statement, measured, verdict)
+    """The first row is said to have the larger values; where `ties` it need only not have smaller ones."""
+    first, second = values_of(larger), values_of(smaller)
+    measured = f'{what}: {PARTS[larger]} {_with_spread(first)}, {PARTS[smaller]} {_with_spread(second)}'
+    verdicts = {1: HELD, 0: HELD if ties else OPEN, -1: REFUTED, None: OPEN}
+    return Claim(statement, measured, verdicts[compare_means(first, second)])
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -242,5 +257,9 @@ def _mean_known(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _dash(value: float | None) -> str:
-    return '–' if value is None else f'{value:.1f}'
+def _with_spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation, which a single value does not have; a dash for no values."""
+    if not values:
+        return '–'
+    spread = f' ± {statistics.stdev(values):,.1f}' if len(values) > 1 else ''
+    return f'{statistics.fmean(values):,.1f}{spread}'

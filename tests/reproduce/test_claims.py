@@ -34,14 +34,20 @@ EVIDENCE = Evidence(
     outcomes=[
         Outcome(row, seed, v, 1.0) for row, values in ACCURACIES.items() for seed, v in enumerate(values)
     ],
-    collisions={
-        'softmax': 2.0,
-        'linear': 9.0,
-        'linear_injective': 9.0,
-        'linear_residual': 8.0,
-        'inline': 0.0,
-    },
-    locality={row: (20.0 if row == 'linear' else 10.0, None, 13.8) for row in ACCURACIES},
+    collisions=[
+        {
+            'softmax': 2.0 + seed,
+            'linear': 9.0 + seed,
+            'linear_injective': 10.0 - seed,
+            'linear_residual': 8.0,
+            'inline': 0.0,
+        }
+        for seed in range(3)
+    ],
+    locality=[
+        {row: ((20.0 if row == 'linear' else 10.0) + seed, None, 13.8) for row in ACCURACIES}
+        for seed in range(3)
+    ],
     probes={
         ('length', 'Linear-relu'): [25.0],
         ('length', 'Softmax'): [90.0],
@@ -68,8 +74,34 @@ def test_means_differ_by_two_standard_errors() -> None:
     assert compare_means((1.0, 2.0, 3.0), (0.0, 1.0, 2.0)) == 0
     assert compare_means((3.0, 4.0, 5.0), (1.0, 2.0, 3.0)) == 1
     assert compare_means((1.0, 2.0, 3.0), (3.0, 4.0, 5.0)) == -1
-    assert compare_means((2.0,), (1.0,)) == 1
-    assert compare_means((2.0,), (2.0,)) == 0
+    # No spread at all: any difference is one.
+    assert compare_means((0.0, 0.0), (0.1, 0.1)) == -1
+    assert compare_means((0.0, 0.0), (0.0, 0.0)) == 0
+
+
+def test_of_one_seed_no_difference_is_told() -> None:
+    assert compare_means((2.0,), (1.0,)) is None
+    assert compare_means((2.0,), (1.0, 1.1)) is None
+    one = replace(
+        EVIDENCE,
+        outcomes=[outcome for outcome in EVIDENCE.outcomes if outcome.seed == 0],
+        collisions=EVIDENCE.collisions[:1],
+        locality=EVIDENCE.locality[:1],
+    )
+    # The probes are passed or not, whatever the number of seeds; a match with softmax is not told either.
+    assert [claim.verdict for claim in judge(one)] == [HELD, OPEN, OPEN, OPEN, REFUTED, *4 * [OPEN]]
+    assert judge(one)[1].measured == 'colliding pairs of queries an image: linear 9.0, softmax 2.0'
+
+
+def test_a_difference_smaller_than_the_spread_is_none() -> None:
+    """Collisions and locality are judged as accuracies are: over the models of all seeds."""
+    counts = zip(EVIDENCE.collisions, (0.0, 9.0, 40.0), strict=True)
+    collisions = [{**models, 'linear': count} for models, count in counts]
+    claim = judge(replace(EVIDENCE, collisions=collisions))[1]
+    assert claim.verdict == OPEN
+    assert claim.measured == 'colliding pairs of queries an image: linear 16.3 ± 21.0, softmax 3.0 ± 1.0'
+    shares = [{**models, 'linear': (11.0, None, 13.8)} for models in EVIDENCE.locality]
+    assert judge(replace(EVIDENCE, locality=shares))[3].verdict == OPEN
 
 
 def test_what_the_tools_write_is_read(tmp_path: Path) -> None:
@@ -109,7 +141,8 @@ def test_the_page_shows_everything_and_escapes_names(tmp_path: Path) -> None:
     assert base64.b64encode(picture.read_bytes()).decode() in page
     assert page.count(f'>{REFUTED}<') == 3
     assert '4 of 9 claims held' in re.sub(r'\s+', ' ', page)
-    assert '81.5 ± 0.5' in page
+    for figure in ('81.5 ± 0.5', '3.0 ± 1.0', '21.0 ± 1.0'):
+        assert f'>{figure}<' in page
 
 
 @pytest.mark.parametrize('evil', EVIL_NAMES)
@@ -147,7 +180,7 @@ def test_the_tool_from_probes_to_page(digit_scenes: Path, tmp_path: Path) -> Non
 
     quick = [f'{split}_dataloader.{key}' for split in ('train', 'val') for key in ('num_workers=0',)]
     done = run_tool(
-        'tools/claims.py', '--seeds', '1', '--images', '2', '--probe-steps', '1', '--work-dir', tmp_path,
+        'tools/claims.py', '--seeds', '2', '--images', '2', '--probe-steps', '1', '--work-dir', tmp_path,
         '--data-root', digit_scenes.parent, '--cfg-options', 'train_cfg.max_iters=2',
         'train_cfg.val_interval=2',
         'default_hooks.checkpoint.interval=2', 'train_dataloader.batch_size=4',
@@ -158,3 +191,5 @@ def test_the_tool_from_probes_to_page(digit_scenes: Path, tmp_path: Path) -> Non
     page = (tmp_path / 'report.html').read_text()
     assert page.count('<img ') == 4
     assert page.count('class="verdict') == 9
+    # Accuracy, collisions and share of attention of five rows, and the share with local terms of two.
+    assert page.split('id="parts"')[1].count(' ± ') == 17
