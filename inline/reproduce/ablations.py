@@ -59,7 +59,7 @@ ABLATIONS = {
         ),
         Ablation(
             'rivals',
-            'attentions in a DeiT',
+            'InLine and other attentions',
             'Table 9',
             _same(
                 {

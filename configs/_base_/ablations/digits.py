@@ -1,10 +1,10 @@
-# Digits at 32 pixels for comparing attentions: what all rows of a table share but the backbone. It ends long
-# before it has converged, where attentions differ.
+# Digits at 64 pixels for comparing attentions: what all tables share but the backbone. Training ends before
+# it has converged, where attentions differ.
 _base_ = '../digits/classification.py'
 train_dataloader = _base_.train_dataloader
-train_dataloader.dataset.pipeline[1].scale = 32
+train_dataloader.dataset.pipeline[1].scale = 64
 val_dataloader = _base_.val_dataloader
-val_dataloader.dataset.pipeline[1].scale = (32, 32)
+val_dataloader.dataset.pipeline[1].scale = (64, 64)
 test_dataloader = val_dataloader
 model = dict(
     type='ImageClassifier',

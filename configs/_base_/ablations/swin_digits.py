@@ -1,10 +1,5 @@
 # A pyramid of four stages whose first map is 16 × 16, from digits at 64 pixels.
 _base_ = 'digits.py'
-train_dataloader = _base_.train_dataloader
-train_dataloader.dataset.pipeline[1].scale = 64
-val_dataloader = _base_.val_dataloader
-val_dataloader.dataset.pipeline[1].scale = (64, 64)
-test_dataloader = val_dataloader
 model = dict(
     backbone=dict(
         type='inline.InLineSwin',
