@@ -49,9 +49,9 @@ def main() -> None:
 
     install_safe_loading()
     cfg = find_config(args.config, args.cfg_options)
+    if args.data_root:
+        set_data_root(cfg, args.data_root)
     if args.evaluate:
-        if args.data_root:
-            set_data_root(cfg, args.data_root)
         fit_to_own_data(cfg)
     request = Request(
         name=Path(args.config).stem,

@@ -10,6 +10,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, DefaultScope
+from mmengine.runner import CheckpointLoader
 
 import inline
 from inline.engine.config import TOOLBOXES, check_checkpoint, load_config, walk_dicts
@@ -83,8 +84,8 @@ def build_model(cfg: Config, checkpoint: str | None) -> tuple[BaseModel, Classes
         check_checkpoint(checkpoint)
         meta = _read_meta(checkpoint)
     names = meta.get('classes') or ()
-    if 'own_data' in cfg:
-        _fit_classes(cfg, names)
+    if 'own_data' in cfg and checkpoint is not None:
+        _fit_classes(cfg, names, checkpoint)
     # The checkpoint holds all weights: those to start training from need not be here.
     drop_pretrained(cfg.model)
     cfg.model.pop('pretrained', None)
@@ -102,18 +103,22 @@ def build_model(cfg: Config, checkpoint: str | None) -> tuple[BaseModel, Classes
 
 def _read_meta(checkpoint: str) -> Mapping[str, Any]:
     """What a training wrote down about its data set; nothing where there are weights alone."""
-    if '://' in checkpoint:
-        return {}
-    content = load(checkpoint)
+    # As weights are read: what was fetched from an address is kept, and fetched once.
+    content = CheckpointLoader.load_checkpoint(checkpoint, 'cpu') if '://' in checkpoint else load(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
     found = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
-def _fit_classes(cfg: Config, names: Sequence[str]) -> None:
+def _fit_classes(cfg: Config, names: Sequence[str], checkpoint: str) -> None:
     """As many outputs as the training found classes; the data itself is asked where no checkpoint tells."""
     if not names:
-        fit_to_own_data(cfg)
+        try:
+            fit_to_own_data(cfg)
+        except UserError as error:
+            raise UserError(
+                f'checkpoint {checkpoint!r} does not name its classes, and to count them: {error}'
+            ) from error
         return
     for _, part in walk_dicts(cfg._cfg_dict):
         if 'num_classes' in part:
