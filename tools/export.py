@@ -8,6 +8,7 @@ docs/export.md says what is in the file and how other programs run it.
 
 import argparse
 import re
+import signal
 from pathlib import Path
 
 from inline.compat import prepare
@@ -38,6 +39,8 @@ def main() -> None:
     add_cfg_options(parser)
     add_trust(parser)
     args = parser.parse_args()
+    # Ended in either way, it leaves no half of a file.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     size = parse_size(args.size) if args.size else None
     prepare()
     from inline.engine.config import set_data_root

@@ -35,11 +35,13 @@ class Format:
         ending: How its name ends.
         write: Writes a program, the names of its outputs and what is known of it to a path.
         load: Makes what runs the file at a path on a tensor of images.
+        while_writing: What is told while it is written.
     """
 
     ending: str
     write: Callable[[ExportedProgram, Sequence[str], Mapping[str, Any], Path], None]
     load: Callable[[Path], Run]
+    while_writing: str = 'writing …'
 
 
 def trace(network: nn.Module, size: tuple[int, int], channels: int, dynamic: bool) -> ExportedProgram:
@@ -151,7 +153,7 @@ def load_compiled(path: Path) -> Run:
 FORMATS = {
     'onnx': Format('.onnx', write_onnx, load_onnx),
     'torch-export': Format('.pt2', write_program, load_program),
-    'aoti': Format('.aoti.pt2', write_compiled, load_compiled),
+    'aoti': Format('.aoti.pt2', write_compiled, load_compiled, 'compiling, which can take minutes …'),
 }
 
 

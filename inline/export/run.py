@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from inline.columns import align
 from inline.engine.complexity import count
 from inline.errors import UserError
-from inline.export.accuracy import check_can_evaluate, evaluate
+from inline.export.accuracy import check_can_evaluate, check_test_size, evaluate
 from inline.export.agreement import check_agreement, relative_difference, shapes_to_try
 from inline.export.formats import (
     FORMATS,
@@ -72,13 +72,16 @@ def export(cfg: Config, request: Request) -> Iterator[str]:
     if request.dynamic and request.size is None:
         # A model for tiny images can be exported for all others.
         size = (max(size[0], MIN_OPEN_SIZE), max(size[1], MIN_OPEN_SIZE))
-    check(cfg, request, size)
+    out = request.out or default_path(request)
+    check(cfg, request, size, out)
     subject = build_subject(
         cfg, request.checkpoint, what=request.what, with_preprocessing=request.with_preprocessing
     )
+    bound = None if request.dynamic else size
+    if request.evaluate:
+        check_test_size(cfg, subject.toolbox_model, bound)
     kind, channels = FORMATS[request.kind], int(subject.image['channels'])
     facts = describe(subject, request, size)
-    out = request.out or default_path(request)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,9 +90,12 @@ def export(cfg: Config, request: Request) -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix='.export-') as folder:
         made = Path(folder) / f'float{kind.ending}'
         example = size_of_example(size, backbone_size(cfg)) if request.dynamic else size
+        yield f'tracing at {example[0]}×{example[1]} …'
         program = trace(subject.network, example, channels, request.dynamic)
+        yield kind.while_writing
         kind.write(program, facts['outputs'], facts, made)
         run = kind.load(made)
+        yield 'comparing with PyTorch …'
         shapes = shapes_to_try(size, request.dynamic)
         worst = check_agreement(subject.network, run, shapes, channels)
         tried = ', '.join(f'{batch}×{height}×{width}' for batch, height, width in shapes)
@@ -100,16 +106,15 @@ def export(cfg: Config, request: Request) -> Iterator[str]:
             made, run = quantised, kind.load(quantised)
         yield from summarise(subject.network, run, request, size, made.stat().st_size, channels)
         if request.evaluate:
-            bound = None if request.dynamic else size
             yield from compare_accuracy(cfg, subject, run, request, bound)
         side = Path(folder) / 'facts.json'
         side.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + '\n')
-        os.replace(side, f'{out}.json')
         os.replace(made, out)
+        os.replace(side, f'{out}.json')
     yield f'wrote {out} and {out}.json'
 
 
-def check(cfg: Config, request: Request, size: tuple[int, int]) -> None:
+def check(cfg: Config, request: Request, size: tuple[int, int], out: Path) -> None:
     """Refuse what cannot be, before anything is built."""
     least = MIN_OPEN_SIZE if request.dynamic else MIN_SIZE
     if not least <= min(size) <= max(size) <= MAX_OPEN_SIZE:
@@ -124,6 +129,9 @@ def check(cfg: Config, request: Request, size: tuple[int, int]) -> None:
     ending = Path(f'model{FORMATS[request.kind].ending}').suffix
     if request.out is not None and request.out.suffix != ending:
         raise UserError(f'--out {str(request.out)!r}: a file of --format {request.kind} ends in {ending}')
+    for path in (out, Path(f'{out}.json')):
+        if path.is_dir():
+            raise UserError(f'--out {str(out)!r}: {str(path)!r} is a folder, give the name of a file')
     if request.evaluate:
         if request.what == 'backbone' or request.with_preprocessing:
             raise UserError('--evaluate goes with whole models that take normalised images')
@@ -131,9 +139,11 @@ def check(cfg: Config, request: Request, size: tuple[int, int]) -> None:
 
 
 def default_path(request: Request) -> Path:
+    """Beside the checkpoint; in this folder if that is an address."""
     parts = [request.name, *(['backbone'] if request.what == 'backbone' else [])]
     parts += ['int8'] if request.int8 else []
-    return Path(request.checkpoint).parent / ('-'.join(parts) + FORMATS[request.kind].ending)
+    folder = Path() if '://' in request.checkpoint else Path(request.checkpoint).parent
+    return folder / ('-'.join(parts) + FORMATS[request.kind].ending)
 
 
 def describe(subject: Subject, request: Request, size: tuple[int, int]) -> dict[str, Any]:

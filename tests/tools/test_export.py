@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from inline import InLineModel
 from inline.export import agreement
 from inline.export.formats import FORMATS
+from inline.export.run import Request, default_path
 from tests.conftest import ROOT, run_tool
 from tests.inference.small_models import CLASSES, CONFIGS, read, save_model
 from tests.tools.conftest import Run
@@ -182,7 +185,7 @@ def test_a_file_that_disagrees_is_not_left(
     out.write_bytes(b'of before')
     words = ['--format', 'torch-export', '--size', '32', '--out', out]
     code, lines, errors = run_here('export', *models['classification'], *words)
-    assert (code, lines) == (2, [])
+    assert (code, lines) == (2, ['tracing at 32×32 …', 'writing …', 'comparing with PyTorch …'])
     assert 'differs from the model by' in errors[-1]
     assert [path.name for path in tmp_path.iterdir()] == ['digits.pt2']
     assert out.read_bytes() == b'of before'
@@ -216,6 +219,53 @@ def test_a_mistake_gets_one_clear_line(mistake: str, models: dict[str, Model], r
     assert code == 2
     assert len([line for line in errors if 'error: ' in line]) == 1
     assert expected in errors[-1]
+
+
+def test_a_folder_is_no_file_to_write(models: dict[str, Model], tmp_path: Path, run_here: Run) -> None:
+    for name in ('a.pt2', 'b.pt2.json'):
+        (tmp_path / name).mkdir()
+        out = tmp_path / name.removesuffix('.json')
+        words = ['--format', 'torch-export', '--out', out]
+        code, lines, errors = run_here('export', *models['classification'], *words)
+        assert (code, lines) == (2, [])
+        assert errors[-1] == (
+            f"error: --out '{out}': '{tmp_path / name}' is a folder, give the name of a file"
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.pt2', 'b.pt2.json']
+
+
+def test_test_data_that_the_file_does_not_take_is_told_before_it_is_made(
+    models: dict[str, Model], digit_scenes: Path, run_here: Run
+) -> None:
+    words = ['--format', 'torch-export', '--evaluate', '--data-root', digit_scenes.parent]
+    for more, told in (
+        (['--dynamic'], 'takes images from 33 pixels a side, the test data has 32×32'),
+        (['--size', '48'], 'the file is for images of 48×48, the test data has 32×32'),
+    ):
+        code, lines, errors = run_here('export', *models['classification'], *words, *more)
+        assert code == 2
+        assert not any(line.startswith('tracing') for line in lines)
+        assert told in errors[-1]
+
+
+def test_a_checkpoint_from_an_address_is_exported_to_this_folder() -> None:
+    assert default_path(Request('net', 'https://host/a/b.pth', 'onnx')) == Path('net.onnx')
+    assert default_path(Request('net', 'runs/b.pth', 'aoti', what='backbone')) == Path(
+        'runs/net-backbone.aoti.pt2'
+    )
+
+
+def test_a_tool_that_is_told_to_end_leaves_nothing(models: dict[str, Model], tmp_path: Path) -> None:
+    words = [*models['classification'], '--dynamic', '--out', tmp_path / 'out' / 'digits.onnx']
+    process = subprocess.Popen(
+        [sys.executable, 'tools/export.py', *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b'tracing')
+    assert [path.name.startswith('.export-') for path in (tmp_path / 'out').iterdir()] == [True]
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    assert list((tmp_path / 'out').iterdir()) == []
 
 
 def test_the_tool_offers_the_formats_there_are() -> None:
