@@ -24,16 +24,18 @@ def main() -> None:
         help='kind of file for the weights (default: %(default)s)',
     )
     parser.add_argument(
-        '--config', type=Path, help='config that it was trained with (default: told from the checkpoint)'
+        '--config',
+        help='config that it was trained with, or the name of one in configs/ (default: told from the '
+        'checkpoint)',
     )
     parser.add_argument('--overwrite', action='store_true', help='replace what an earlier call wrote there')
     args = parser.parse_args()
     prepare()
     from inline.engine.publish import publish
+    from inline.inference.loading import find_config_path
 
-    done = publish(
-        args.checkpoint, args.out, args.format, args.config.stem if args.config else None, args.overwrite
-    )
+    name = find_config_path(args.config).stem if args.config else None
+    done = publish(args.checkpoint, args.out, args.format, name, args.overwrite)
     print(f'{done.file}: the weights are {done.weights}')
     print(f'{done.card}: read it, and add what only you know')
 

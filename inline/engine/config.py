@@ -15,19 +15,14 @@ from inline.models.backbones.deit import ARCHS, DeiTArch
 from inline.safetensors_files import SUFFIX
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
+CHECKPOINT_SUFFIXES = ('.pth', '.pt', '.ckpt', SUFFIX)
 # What tools/prepare_data.py calls the data sets in these folders.
 PUBLIC_DATA_SETS = {'imagenet': 'imagenet', 'coco': 'coco', 'ade': 'ade20k'}
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
     """Read a config file, override some of its settings, and check that it names a toolbox."""
-    if not Path(path).is_file():
-        near = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
-        close = difflib.get_close_matches(str(path), near, n=1)
-        hint = f'did you mean {close[0]}?' if close else 'give the path of a file such as those in configs/'
-        if not Path(path).suffix:
-            hint += ' (names without a path are for predict, export and serve)'
-        raise UserError(f'config {str(path)!r} does not exist: {hint}')
+    check_config_path(path)
     try:
         cfg = Config.fromfile(str(path))
     except (OSError, KeyError, SyntaxError, TypeError) as error:
@@ -55,6 +50,19 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error
+
+
+def check_config_path(path: str | Path) -> None:
+    """Refuse a checkpoint that was given in place of a config, and a file that is not there."""
+    if Path(path).suffix in CHECKPOINT_SUFFIXES:
+        raise UserError(f'config {str(path)!r} looks like a checkpoint: CONFIG comes first')
+    if not Path(path).is_file():
+        near = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
+        close = difflib.get_close_matches(str(path), near, n=1)
+        hint = f'did you mean {close[0]}?' if close else 'give the path of a file such as those in configs/'
+        if not Path(path).suffix:
+            hint += ' (names without a path are for predict, export and serve)'
+        raise UserError(f'config {str(path)!r} does not exist: {hint}')
 
 
 def image_size(cfg: Config) -> tuple[int, int]:

@@ -13,7 +13,14 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
 
 import inline
-from inline.engine.config import TOOLBOXES, check_checkpoint, load_config, walk_dicts
+from inline.engine.config import (
+    CHECKPOINT_SUFFIXES,
+    TOOLBOXES,
+    check_checkpoint,
+    check_config_path,
+    load_config,
+    walk_dicts,
+)
 from inline.engine.finetune import fit_to_own_data
 from inline.engine.launch import drop_pretrained
 from inline.engine.pretrained import check_whole, read_weights
@@ -45,9 +52,16 @@ def find_config(config: str | Path | Config, options: Mapping[str, Any] | None =
                 f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
             )
         return Config(config._cfg_dict.to_dict())
+    return load_config(find_config_path(config), options)
+
+
+def find_config_path(config: str | Path) -> Path:
+    """A config's file, given by its path or by the name of one of those in ``configs/``."""
     path = Path(config)
-    is_path = path.suffix == '.py' or path.is_file()
-    return load_config(path if is_path else _by_name(str(config)), options)
+    is_path = path.suffix in ('.py', *CHECKPOINT_SUFFIXES) or path.is_file()
+    found = path if is_path else _by_name(str(config))
+    check_config_path(found)
+    return found
 
 
 def _by_name(name: str) -> Path:

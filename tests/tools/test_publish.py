@@ -144,6 +144,12 @@ def test_the_tools_publish_and_test_it(checkpoint: Path, digit_scenes: Path, tmp
     )
     assert tested.returncode == 0, tested.stderr[-2000:]
     assert 'accuracy/top1' in tested.stdout + tested.stderr
+    unknown = run_tool(
+        'tools/publish.py', checkpoint, '--out', tmp_path / 'b', '--config', 'configs/no/such.py'
+    )
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("error: config 'configs/no/such.py' does not exist")
+    assert not (tmp_path / 'b').exists()
     again = run_tool('tools/publish.py', checkpoint, '--out', tmp_path / 'out')
     assert again.returncode == 2
     assert 'is there already: choose another --out, or --overwrite it' in again.stderr
