@@ -102,6 +102,10 @@ class PredictionStream:
 
     def save(self, folder: str | Path, score_thr: float = DEFAULT_SCORE_THR) -> list[Path]:
         """Draw each image into a file of its own below a folder."""
+        if Path(folder).suffix.lower() in EXTENSIONS:
+            raise UserError(
+                f'{str(folder)!r} is the name of one image: give a folder for {self.total} of them'
+            )
         return [
             prediction.save(Path(folder, f'{prediction.name}.png'), score_thr)
             for prediction in self._predictions
