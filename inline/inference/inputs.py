@@ -11,6 +11,8 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from numpy.typing import NDArray
+from PIL import Image as PILImage
+from PIL import ImageOps
 
 from inline.datasets.imagenet_layout import IMAGE_EXTENSIONS
 from inline.datasets.reading import DEFAULT_MAX_PIXELS, LoadImage
@@ -18,7 +20,7 @@ from inline.engine.config import walk_dicts
 from inline.errors import UserError
 
 Image = NDArray[np.uint8]
-ImageInput = str | Path | Image
+ImageInput = str | Path | Image | PILImage.Image
 
 EXTENSIONS = frozenset((*IMAGE_EXTENSIONS, '.tiff', '.webp'))
 _LOADERS = ('LoadImageFromFile', 'LoadImage')
@@ -44,15 +46,21 @@ def is_folder(given: object) -> bool:
 
 def find_sources(given: ImageInput | Iterable[ImageInput], *, leave_out: Path | None = None) -> list[Source]:
     """The images in what was given; folders are searched to the bottom, but for the folder `leave_out`."""
-    items = [given] if isinstance(given, str | Path | np.ndarray) else list(given)
+    items: list[Any]
+    if isinstance(given, str | Path | np.ndarray | PILImage.Image) or not isinstance(given, Iterable):
+        items = [given]
+    else:
+        items = list(given)
     paths: list[Path | Image] = []
     for item in items:
         if isinstance(item, np.ndarray):
             paths.append(as_colour(item))
+        elif isinstance(item, PILImage.Image):
+            paths.append(_from_pillow(item))
         elif not isinstance(item, str | Path):
             raise UserError(
                 f'{type(item).__name__} is no image: give a path, a folder, an array (H, W, 3) in BGR, '
-                'or a list of them'
+                'an image of Pillow, or a list of them'
             )
         elif Path(item).is_dir():
             paths += _images_below(Path(item), leave_out)
@@ -156,6 +164,11 @@ class Preparation:
         }
         packed: dict[str, Any] = self._rest(results)
         return packed
+
+
+def _from_pillow(image: PILImage.Image) -> Image:
+    """In BGR, turned as its camera says, as a file is when it is read."""
+    return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(image).convert('RGB'))[..., ::-1])
 
 
 def _stem(path: Path) -> str:
