@@ -27,6 +27,10 @@ class UnreadableError(BadDataError):
     """A sample that cannot be used: left out and counted in training, refused in testing."""
 
 
+class TooSmallError(UserError):
+    """An image that is smaller than what the model takes."""
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Reports a mistake on the command line as a :class:`UserError`, without the usage.
 

@@ -5,6 +5,7 @@ Images may be files or folders, which are searched to the bottom. docs/inference
 """
 
 import argparse
+import signal
 from pathlib import Path
 
 from inline.compat import prepare
@@ -14,6 +15,8 @@ from inline.errors import OneLineParser, exit_on_user_error
 
 def main() -> None:
     args = parse_args()
+    # Ended in either way, it writes down what it has.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     prepare()
     from inline.inference.outputs import run
 

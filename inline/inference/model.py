@@ -13,7 +13,7 @@ from tqdm import tqdm
 from inline.compat import prepare
 from inline.engine.safe_loading import install as install_safe_loading
 from inline.engine.safe_loading import trusting
-from inline.errors import UnreadableError, UserError, one_line
+from inline.errors import TooSmallError, UnreadableError, UserError, one_line
 from inline.inference.inputs import ImageInput, Preparation, Source, check_exist, find_sources, is_folder
 from inline.inference.loading import build_model, find_config
 from inline.inference.results import Prediction, Predictions, PredictionStream
@@ -72,14 +72,16 @@ class InLineModel:
         """Predictions for an image or a list of them; for a folder a stream, so that memory stays flat.
 
         Args:
-            images: Paths, folders, arrays (H, W, 3) of uint8 in BGR as OpenCV reads them, or (H, W) for grey.
+            images: Paths, folders, arrays (H, W, 3) of uint8 in BGR as OpenCV reads them, or (H, W) for grey,
+                images of Pillow.
             batch_size: Images at once, where neighbours have the same size after the test pipeline. Others
                 go by themselves, because padding would change what attention sees.
             tile: Segmentation in square tiles of so many pixels of the image in its own size.
             overlap: Pixels that neighbouring tiles share at least; logits are averaged there.
             full_size: Segmentation of the image in its own size, without the resizing of the test pipeline.
             keep_logits: Segmentation with ``seg_logits``, which take 4 bytes a pixel and class.
-            skip_bad: Leave out images that cannot be read and tell them, instead of stopping at the first.
+            skip_bad: Leave out images that cannot be read or are too small and tell them, instead of stopping
+                at the first.
             progress: A bar for more than one image.
         """
         stream = self.stream(
@@ -131,7 +133,17 @@ class InLineModel:
                     bar.update()
 
                 for group, batch in _batches(sources, preparation, batch_size, skip if skip_bad else None):
-                    for source, sample in zip(group, self._predict(batch, tiling, keep_logits), strict=True):
+                    try:
+                        samples = self._predict(batch, tiling, keep_logits)
+                    except TooSmallError as error:
+                        # All of a group have one size.
+                        for source in group:
+                            told = UnreadableError(f'image {source.describe()!r} cannot be used: {error}')
+                            if not skip_bad:
+                                raise told from error
+                            skip(told)
+                        continue
+                    for source, sample in zip(group, samples, strict=True):
                         yield Prediction(sample.to('cpu'), source, self.classes, preparation.read)
                     bar.update(len(group))
 

@@ -27,6 +27,7 @@ from inline.inference.inputs import Source, find_sources
 from inline.inference.loading import Classes
 from inline.inference.model import InLineModel
 from inline.inference.results import Prediction, write_image
+from inline.whole_files import make_folder
 
 TOP = 5
 
@@ -145,7 +146,7 @@ def encode_mask(mask: np.ndarray) -> Record:
 @contextmanager
 def _written(output: Output) -> Iterator[Output]:
     """Write the JSON also where a bad image or Ctrl-C stops the run: pictures without it say little."""
-    output.folder.mkdir(parents=True, exist_ok=True)
+    make_folder('--out', output.folder)
     try:
         yield output
     except BaseException:
@@ -167,8 +168,9 @@ def _find_once(inputs: Sequence[str], out: Path) -> list[Source]:
 
 def _check_folder(folder: Path, sources: Sequence[Source], overwrite: bool) -> None:
     """Refuse to write over the images, or without being told so over anything else."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f'--out {str(folder)!r} is a file: give a folder')
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise UserError(f'--out {str(folder)!r}: {str(nearest)!r} is a file, give a folder')
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UserError(
             f'--out {str(folder)!r} is not empty: give another folder, or --overwrite to replace '

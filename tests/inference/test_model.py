@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from mmengine.dataset import pseudo_collate
+from PIL import ExifTags
+from PIL import Image as PILImage
 
 import inline
 from inline import InLineModel
@@ -83,6 +85,21 @@ def test_a_file_its_array_and_a_grey_array_agree(models: dict[str, InLineModel],
     assert from_array.name == 'array_1'
 
 
+def test_an_image_of_pillow_is_that_of_its_file(models: dict[str, InLineModel], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3)).astype(np.uint8)
+    turned = PILImage.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    PILImage.fromarray(pixels).save(tmp_path / 'turned.png', exif=turned)
+    PILImage.fromarray(pixels[..., 0]).save(tmp_path / 'grey.png')
+    model = models['classification']
+    for name in ('turned.png', 'grey.png'):
+        with PILImage.open(tmp_path / name) as image:
+            of_file, of_pillow = model([tmp_path / name, image], progress=False)
+            assert torch.equal(of_file.pred_score, of_pillow.pred_score)
+            assert of_file.image.shape == of_pillow.image.shape
+            assert torch.equal(model(image)[0].pred_score, of_file.pred_score)
+
+
 def test_a_folder_is_computed_as_it_is_asked_for(
     models: dict[str, InLineModel], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +136,22 @@ def test_a_bad_image_is_named_or_skipped(
     assert capsys.readouterr().err.strip() == f'skipped: {stream.skipped[0]}'
 
 
+@pytest.mark.parametrize('batch_size', [1, 4])
+def test_an_image_that_is_too_small_is_named_or_skipped(
+    models: dict[str, InLineModel], folder: Path, batch_size: int
+) -> None:
+    for name in ('a.png', 'b.png'):
+        cv2.imwrite(str(folder / name), np.zeros((20, 20, 3), np.uint8))
+    model = models['segmentation']
+    with pytest.raises(
+        UserError, match=r"a\.png' cannot be used: image of 20×20 pixels: each side must be at least 32"
+    ):
+        model([folder / 'a.png'], full_size=True)
+    stream = model(folder, full_size=True, skip_bad=True, batch_size=batch_size, progress=False)
+    assert [prediction.name for prediction in stream] == ['a/b', 'a/d', 'c/b', 'c/e', 'f']
+    assert [Path(line.split("'")[1]).name for line in stream.skipped] == ['a.png', 'b.png']
+
+
 def test_a_missing_file_stops_a_list_before_it_begins(models: dict[str, InLineModel], folder: Path) -> None:
     with pytest.raises(UserError, match=r"image '.*gone\.png' does not exist"):
         models['classification']([folder / 'f.bmp', folder / 'gone.png'])
@@ -135,6 +168,8 @@ def test_a_missing_file_stops_a_list_before_it_begins(models: dict[str, InLineMo
         (np.zeros((0, 8, 3), np.uint8), r'array of shape \(0, 8, 3\)'),
         ([], 'there are no images'),
         ([3], 'int is no image'),
+        (3, 'int is no image'),
+        (None, 'NoneType is no image'),
     ],
 )
 def test_what_is_no_image_is_told(models: dict[str, InLineModel], given: Any, message: str) -> None:
@@ -207,6 +242,9 @@ def test_configs_are_found_by_name(checkpoints: dict[str, Path]) -> None:
         InLineModel('cosformer')
     with pytest.raises(UserError, match=r"config 'gone\.py' does not exist"):
         InLineModel('gone.py')
+    for path in (checkpoints['classification'], 'gone.pth'):
+        with pytest.raises(UserError, match=r"\.pth' looks like a checkpoint: CONFIG comes first"):
+            InLineModel(path, CONFIGS['classification'])
     with pytest.raises(UserError, match='is of another model than the config'):
         InLineModel(CONFIGS['classification'], checkpoints['segmentation'])
     with pytest.raises(UserError, match=r'device .gpu. cannot be used'):
@@ -247,6 +285,10 @@ def test_pictures_are_enlarged_and_show_what_was_found(
     assert (changed == 0) == (task == 'classification')
     assert (len(drawn) > len(plain)) == (task != 'detection')
     assert predictions[:1].save(tmp_path / 'one.jpg') == [tmp_path / 'one.jpg']
+    for several in (predictions, models[task](folder, progress=False)):
+        with pytest.raises(UserError, match=r"two\.png' is the name of one image: give a folder for \d of"):
+            several.save(tmp_path / 'two.png')
+    assert not (tmp_path / 'two.png').exists()
     with pytest.raises(UserError, match='is the image itself'):
         predictions[0].save(path)
     with pytest.raises(UserError, match='must end as an image does'):

@@ -201,6 +201,9 @@ def test_missing_images_and_checkpoints_are_told(
     assert code == 2
     assert errors[-1].startswith("error: checkpoint 'gone.pth' does not exist")
     assert predict(CONFIGS['classification'])[0] == 2
+    given = [CONFIGS['classification'], checkpoints['classification'], ROOT / 'README.md']
+    code, _, errors = predict(*given, '--out', 'README.md/x')
+    assert (code, errors[-1]) == (2, "error: --out 'README.md/x': 'README.md' is a file, give a folder")
     # Nothing is left that would stand in the way of another try.
     (tmp_path / 'half.jpg').write_bytes(b'no image')
     words = [CONFIGS['classification'], checkpoints['classification'], tmp_path / 'half.jpg', *out]

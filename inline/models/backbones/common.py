@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from inline.errors import UserError
+from inline.errors import TooSmallError, UserError
 from inline.models.layers import ClassToken, PositionEmbedding, RelativePositionBias
 from inline.models.limits import MAX_IMAGE
 
@@ -21,7 +21,7 @@ def check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int,
 def check_image_size(x: Tensor) -> None:
     height, width = x.shape[-2:]
     if height < MIN_SIZE or width < MIN_SIZE:
-        raise UserError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
+        raise TooSmallError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
 
 
 def init_weights(module: nn.Module) -> None:
