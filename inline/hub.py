@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from inline.cards import attention_tags, count_attention, tell_attention
 from inline.errors import UserError
 from inline.models import InLineDeiT
 from inline.models.backbones.common import init_weights
@@ -72,9 +73,6 @@ class InLineBackbone(
     nn.Module,
     PyTorchModelHubMixin,
     library_name='inline-attention',
-    license='apache-2.0',
-    paper_url='https://arxiv.org/abs/2412.06590',
-    tags=['linear-attention', 'image-feature-extraction'],
 ):
     """A backbone alone, with pooling, or with a classifier, that ``from_pretrained`` makes from its config.
 
@@ -163,7 +161,9 @@ class InLineBackbone(
 
     def generate_model_card(self, *_: Any, **__: Any) -> 'ModelCard':
         """What the mixin writes beside the weights. Its arguments fill a template, which this has not."""
-        return ModelCard(_CARD.format(summary=self._describe()))
+        counts = count_attention(self)
+        tags = '\n'.join(f'- {tag}' for tag in ['image-feature-extraction', *attention_tags(counts)])
+        return ModelCard(_CARD.format(tags=tags, summary=self._describe(), attention=tell_attention(counts)))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> 'InLineBackbone':
@@ -238,15 +238,12 @@ class InLineBackbone(
 
 _CARD = """---
 library_name: inline-attention
-license: apache-2.0
 tags:
-- image-feature-extraction
-- linear-attention
+{tags}
 ---
-# InLine backbone
+# Backbone of the InLine project
 
-{summary} Its attention is injective linear attention with a local residual
-([arXiv 2412.06590](https://arxiv.org/abs/2412.06590)).
+{summary} {attention}
 
 ```python
 from inline import InLineBackbone
@@ -254,7 +251,7 @@ from inline import InLineBackbone
 model = InLineBackbone.from_pretrained('USER/MODEL')  # or the path of this folder
 ```
 
-What it was trained on and what it scores, its author did not write down here.
+What it was trained on, what it scores and what its licence is, its author did not write down here.
 """
 
 

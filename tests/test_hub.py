@@ -300,6 +300,12 @@ def test_saved_and_loaded_it_is_the_same_model(arguments: dict[str, Any], tmp_pa
     card = ModelCard.load(tmp_path / 'model' / 'README.md')
     assert card.data.library_name == 'inline-attention'
     assert 'InLinePVT' in card.text
+    assert 'InLine (injective linear attention, with a local residual) in' in card.text
+    assert card.data.license is None
+    assert card.data.tags == ['image-feature-extraction', 'linear-attention', 'inline']
+    softmax = save(tmp_path / 'softmax', **{**arguments, 'mixers': {'type': 'Softmax'}})
+    assert 'Attention: Softmax in' in softmax.generate_model_card().text
+    assert softmax.generate_model_card().data.tags == ['image-feature-extraction']
 
 
 def test_a_copy_saves_what_the_model_saves(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ def main() -> None:
         help='config that it was trained with, or the name of one in configs/ (default: told from the '
         'checkpoint)',
     )
+    parser.add_argument(
+        '--license', metavar='ID', help='of the weights, for the card: apache-2.0, mit, … (default: none)'
+    )
     parser.add_argument('--overwrite', action='store_true', help='replace what an earlier call wrote there')
     args = parser.parse_args()
     prepare()
@@ -35,7 +38,7 @@ def main() -> None:
     from inline.inference.loading import find_config_path
 
     name = find_config_path(args.config).stem if args.config else None
-    done = publish(args.checkpoint, args.out, args.format, name, args.overwrite)
+    done = publish(args.checkpoint, args.out, args.format, name, args.overwrite, args.license)
     print(f'{done.file}: the weights are {done.weights}')
     print(f'{done.card}: read it, and add what only you know')
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from inline.cards import attention_tags, tell_attention
 from inline.engine.runs import ROOT
 
 PIPELINES = {
@@ -39,6 +40,8 @@ def render_card(
     meta: Mapping[str, Any],
     entry: Mapping[str, Any] | None,
     plain: bool,
+    attention: Mapping[str, int],
+    license_id: str | None = None,
 ) -> str:
     """The card as Markdown with YAML front matter.
 
@@ -51,12 +54,11 @@ def render_card(
         meta: What was kept of the checkpoint's meta.
         entry: Of the metafile, None if there is none.
         plain: Whether ``InLineBackbone.from_pretrained`` can load the folder.
+        attention: How many blocks have which, see :mod:`inline.cards`; empty if that cannot be told.
+        license_id: As the Hugging Face Hub names licences; None says nothing.
     """
-    front: dict[str, Any] = {
-        'license': 'apache-2.0',
-        'library_name': 'inline-attention',
-        'tags': ['linear-attention', 'inline'],
-    }
+    front: dict[str, Any] = {} if license_id is None else {'license': license_id}
+    front |= {'library_name': 'inline-attention', 'tags': attention_tags(attention)}
     pipeline = next(
         (task for box, task in PIPELINES.items() if f"default_scope = '{box}'" in meta.get('cfg', '')), None
     )
@@ -64,8 +66,7 @@ def render_card(
         front['pipeline_tag'] = pipeline
     sections = [
         f'---\n{yaml.safe_dump(front, sort_keys=False)}---\n# {name}',
-        'Attention: injective linear attention with a local residual '
-        '([arXiv 2412.06590](https://arxiv.org/abs/2412.06590)).',
+        *([tell_attention(attention)] if attention else []),
         '\n'.join(_facts(file, digest, parameters, weights, meta, entry)),
         '## Figures',
         *_figures(entry),

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inline.cards import count_attention
 from inline.engine.model_card import find_entry, render_card
 from inline.engine.safe_loading import load_safely
 from inline.errors import UserError
-from inline.hub import InLineBackbone
+from inline.hub import InLineBackbone, create_backbone
 from inline.official.catalogue import FAMILIES
 from inline.official.keys import is_official
 from inline.safetensors_files import SUFFIX, write_checkpoint
@@ -29,6 +30,8 @@ AVERAGE = 'the moving average (EMA) of training'
 LAST_STEP = 'those of the last step'
 # What the toolbox's layer takes beyond the plain backbone, and what is the same in every classifier.
 _NOT_OF_THE_MODEL = ('type', 'init_cfg', 'frozen_stages', 'autocast', 'out_indices', 'out_type')
+# What a config that is not of one of our backbones comes to when it is read as if it were.
+_NOT_OURS = (KeyError, TypeError, AttributeError, ValueError, SyntaxError)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ def publish(
     kind: str = 'safetensors',
     config: str | None = None,
     overwrite: bool = False,
+    license_id: str | None = None,
 ) -> Published:
     """Write the weights of a checkpoint, named by their hash, and a model card into a folder.
 
@@ -56,6 +60,7 @@ def publish(
         config: The name of the config that it was trained with, without suffix; told from the checkpoint
             if None.
         overwrite: Whether files of an earlier time are replaced.
+        license_id: Of the weights, for the card; None says nothing.
     """
     content = load_safely(str(checkpoint))
     weights, which = choose_weights(content, checkpoint)
@@ -86,6 +91,8 @@ def publish(
                 meta=meta,
                 entry=find_entry(name),
                 plain=plain is not None,
+                attention=_attention(meta),
+                license_id=license_id,
             )
         )
         _remove_earlier(folder, name, file)
@@ -130,8 +137,7 @@ def plain_config(meta: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict
     """The arguments of the :class:`InLineBackbone` that the weights are all of; None if they are of more."""
     try:
         model = read_setting(str(meta.get('cfg', '')), 'model')
-        backbone = dict(model['backbone'])
-        family = {kind.__name__: name for name, kind in FAMILIES.items()}[backbone['type'].split('.')[-1]]
+        backbone, family = dict(model['backbone']), _family(model)
         arguments = {
             'family': family,
             'arch': backbone.pop('arch', 'tiny'),
@@ -144,9 +150,27 @@ def plain_config(meta: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict
         }
         with torch.device('meta'):
             fit = compare(InLineBackbone(**arguments), weights)
-    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError):
+    except _NOT_OURS:
         return None
     return arguments if fit.whole and not fit.unused else None
+
+
+def _attention(meta: Mapping[str, Any]) -> Mapping[str, int]:
+    """How many blocks have which attention, by the config, or by the name of a released model."""
+    try:
+        with torch.device('meta'):
+            if 'cfg' not in meta:
+                return count_attention(create_backbone(str(meta.get('model'))))
+            model = read_setting(str(meta['cfg']), 'model')
+            options = {key: value for key, value in model['backbone'].items() if key not in _NOT_OF_THE_MODEL}
+            return count_attention(FAMILIES[_family(model)](**options))
+    except _NOT_OURS:
+        return {}
+
+
+def _family(model: Mapping[str, Any]) -> str:
+    kinds = {kind.__name__: name for name, kind in FAMILIES.items()}
+    return kinds[model['backbone']['type'].split('.')[-1]]
 
 
 def read_setting(text: str, name: str) -> Any:

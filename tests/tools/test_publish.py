@@ -156,6 +156,34 @@ def test_the_tools_publish_and_test_it(checkpoint: Path, digit_scenes: Path, tmp
     assert len(again.stderr.strip().splitlines()) == 1
 
 
+def test_the_card_tells_the_attention_that_the_blocks_have(classifier: nn.Module, tmp_path: Path) -> None:
+    text = load_config(CONFIG).pretty_text
+    softmax = load_config(CONFIG.parent / 'pvt-nano_digits.py').pretty_text
+    inline = 'Attention: InLine (injective linear attention, with a local residual) in'
+    told = {}
+    for name, meta in {
+        'ours': {'cfg': text},
+        'softmax': {'cfg': softmax},
+        'another': {'cfg': 'model = dict(backbone=dict(type="ResNet"))'},
+        'released': {'cfg': None, 'model': 'inline-swin-tiny'},
+    }.items():
+        path = save(tmp_path / 'c.pth', classifier, meta=meta)
+        if name == 'released':
+            content = torch.load(path, weights_only=False)
+            del content['meta']['cfg'], content['meta']['experiment_name']
+            torch.save(content, path)
+        told[name] = publish(path, tmp_path / name).card.read_text()
+    assert inline in told['ours']
+    assert 'Softmax' not in told['ours']
+    assert '- linear-attention\n- inline\n' in told['ours']
+    assert 'Attention: Softmax in' in told['softmax']
+    assert 'linear' not in told['softmax'].replace('inline', '')
+    assert 'Attention' not in told['another']
+    assert inline in told['released']
+    assert 'Softmax in' in told['released']
+    assert all('license' not in text for text in told.values())
+
+
 def test_the_moving_average_is_what_is_published(tmp_path: Path) -> None:
     """MMEngine's own hook decides where in a checkpoint the average stands."""
     model = nn.Linear(2, 1)
@@ -224,7 +252,7 @@ def test_the_name_of_a_run_cannot_lead_out_of_the_folder(
     assert done.file.name.startswith('mine-')
 
 
-def card(entry: dict[str, Any] | None) -> str:
+def card(entry: dict[str, Any] | None, license_id: str | None = None) -> str:
     return render_card(
         name='net',
         file='net-12345678.safetensors',
@@ -234,6 +262,8 @@ def card(entry: dict[str, Any] | None) -> str:
         meta={'cfg': "default_scope = 'mmdet'", 'dataset_meta': {'classes': list('abcdefghijkl')}},
         entry=entry,
         plain=False,
+        attention={'Softmax': 2},
+        license_id=license_id,
     )
 
 
@@ -246,7 +276,10 @@ def test_the_card_keeps_measured_and_expected_apart() -> None:
     text = card(entry)
     front = yaml.safe_load(text.split('---')[1])
     assert front['pipeline_tag'] == 'object-detection'
-    assert front['license'] == 'apache-2.0'
+    assert front['tags'] == []
+    assert 'license' not in front
+    assert yaml.safe_load(card(entry, 'mit').split('---')[1])['license'] == 'mit'
+    assert 'Attention: Softmax in 2 blocks.\n' in text
     assert '12 classes: a, b, c, d, e, f, g, h, i, j and 2 more' in text
     assert 'moving average' in text
     assert 'Expected of this config (source: paper), not measured here:\n\n| metric | value |' in text
