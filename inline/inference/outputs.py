@@ -13,7 +13,7 @@ labels/NAME.png    segmentation: the label of each pixel, as the model counts th
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,9 @@ from inline.inference.results import Prediction, write_image
 from inline.whole_files import make_folder
 
 TOP = 5
+# COCO numbers 91 things and has boxes for 80 of them.
+_WITHOUT_BOXES = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
+COCO_IDS = tuple(number for number in range(1, 92) if number not in _WITHOUT_BOXES)
 
 Record = dict[str, Any]
 
@@ -44,6 +47,7 @@ class Output:
     score_thr: float
     records: list[Record] = field(default_factory=list)
     images: list[Record] = field(default_factory=list)
+    image_ids: Mapping[str, int] = field(default_factory=dict)
 
     def add(self, prediction: Prediction) -> None:
         prediction.save(picture_path(self.folder, prediction.source), self.score_thr)
@@ -53,7 +57,8 @@ class Output:
     def write_json(self) -> None:
         _dump(self.folder / 'predictions.json', self.records)
         if self.task == 'detection':
-            categories = [{'id': i + 1, 'name': name} for i, name in enumerate(self.classes.names)]
+            ids = category_ids(self.classes.names)
+            categories = [{'id': i, 'name': name} for i, name in zip(ids, self.classes.names, strict=True)]
             content = {'images': self.images, 'categories': categories, 'annotations': []}
             (self.folder / 'images.json').write_text(
                 json.dumps(content, ensure_ascii=False), encoding='utf-8'
@@ -70,16 +75,16 @@ class Output:
 
     def _add_detection(self, prediction: Prediction) -> None:
         height, width = prediction.ori_shape[:2]
-        number = prediction.img_id
+        number = self.image_ids.get(prediction.name, prediction.img_id)
         self.images.append(
             {'id': number, 'file_name': prediction.source.describe(), 'width': width, 'height': height}
         )
-        found = prediction.pred_instances
+        found, categories = prediction.pred_instances, category_ids(self.classes.names)
         for i, (label, score) in enumerate(zip(found.labels.tolist(), found.scores.tolist(), strict=True)):
             x1, y1, x2, y2 = found.bboxes[i].tolist()
             record = {
                 'image_id': number,
-                'category_id': label + 1,
+                'category_id': categories[label],
                 'bbox': [x1, y1, x2 - x1, y2 - y1],
                 'score': score,
             }
@@ -121,12 +126,29 @@ def run(args: argparse.Namespace) -> None:
         full_size=args.full_size,
         skip_bad=args.skip_bad,
     )
-    with _written(Output(args.out, model.task, model.classes, args.score_thr)) as output:
+    output = Output(args.out, model.task, model.classes, args.score_thr, image_ids=image_ids(sources))
+    with _written(output):
         for prediction in stream:
             output.add(prediction)
     done = len(sources) - len(stream.skipped)
     skipped = f', {len(stream.skipped):,} skipped' if stream.skipped else ''
     print(f'{done:,} {"image" if done == 1 else "images"}{skipped}: see {args.out / "predictions.json"}')
+
+
+def category_ids(names: Sequence[str]) -> Sequence[int]:
+    """COCO's own numbers for its 80 classes; others are counted from 1."""
+    from mmdet.datasets import CocoDataset
+
+    return COCO_IDS if tuple(names) == CocoDataset.METAINFO['classes'] else range(1, len(names) + 1)
+
+
+def image_ids(sources: Sequence[Source]) -> dict[str, int]:
+    """Numbers by name where every file is called by one of its own, as COCO's are; else none."""
+    stems = {source.name: Path(source.name).name for source in sources}
+    if not all(stem.isascii() and stem.isdigit() for stem in stems.values()):
+        return {}
+    numbers = {name: int(stem) for name, stem in stems.items()}
+    return numbers if len(set(numbers.values())) == len(numbers) else {}
 
 
 def picture_path(folder: Path, source: Source) -> Path:
@@ -144,11 +166,11 @@ def encode_mask(mask: np.ndarray) -> Record:
 
 
 @contextmanager
-def _written(output: Output) -> Iterator[Output]:
+def _written(output: Output) -> Iterator[None]:
     """Write the JSON also where a bad image or Ctrl-C stops the run: pictures without it say little."""
     make_folder('--out', output.folder)
     try:
-        yield output
+        yield
     except BaseException:
         # Where the first image failed there is nothing to say, and the folder stays free for another try.
         if any(output.folder.iterdir()):

@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 from inline.errors import UserError
 from inline.inference.inputs import Source
 from inline.inference.loading import Classes
-from inline.inference.outputs import Output
+from inline.inference.outputs import Output, category_ids, image_ids
 from tests.conftest import ROOT, run_tool
 from tests.inference.small_models import CLASSES, CONFIGS, save_checkpoint, write_images
 from tests.tools.conftest import Run
@@ -49,6 +49,24 @@ def test_a_label_map_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"labels/a\.png' cannot be written"):
         output._add_segmentation(sample)
     assert not output.records
+
+
+def test_cocos_classes_and_files_keep_their_numbers() -> None:
+    from mmdet.datasets import CocoDataset
+
+    names = CocoDataset.METAINFO['classes']
+    ids = dict(zip(names, category_ids(names), strict=True))
+    # As in COCO's instances_val2017.json.
+    official = {'person': 1, 'fire hydrant': 11, 'stop sign': 13, 'backpack': 27, 'wine glass': 46}
+    official |= {'dining table': 67, 'toilet': 70, 'tv': 72, 'refrigerator': 82, 'book': 84, 'toothbrush': 90}
+    assert {name: ids[name] for name in official} == official
+    assert list(category_ids(names[:3])) == [1, 2, 3]
+    assert image_ids([Source('val/000000000139'), Source('val/000000000285')]) == {
+        'val/000000000139': 139,
+        'val/000000000285': 285,
+    }
+    for others in (['1', 'a'], ['a/1', 'b/01'], ['1_jpg', '1_png']):
+        assert image_ids([Source(name) for name in others]) == {}
 
 
 def files_below(path: Path) -> list[str]:
