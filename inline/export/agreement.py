@@ -15,17 +15,23 @@ Shape = tuple[int, int, int]
 
 
 def shapes_to_try(size: tuple[int, int], dynamic: bool) -> list[Shape]:
-    """Batches, heights and widths: the export’s own size, and with `dynamic` others, not of whole strides."""
+    """Batches, heights and widths: the export’s own, and with `dynamic` four others, not of whole strides."""
     height, width = size
     if not dynamic:
         return [(1, height, width)]
-    others = [
+    return [
+        (1, height, width),
         (1, height + 32, width + 64),
-        (3, max(height // 2 + 5, MIN_OPEN_SIZE), width),
-        (2, height + 13, max(width // 2 + 7, MIN_OPEN_SIZE)),
-        (1, MIN_OPEN_SIZE, MIN_OPEN_SIZE),
+        (3, _another(height // 2 + 5, height), width),
+        (2, height + 13, _another(width // 2 + 7, width)),
+        (1, _another(MIN_OPEN_SIZE, height), _another(MIN_OPEN_SIZE, width)),
     ]
-    return list(dict.fromkeys([(1, height, width), *others]))
+
+
+def _another(side: int, than: int) -> int:
+    """About `side`, as far as that is allowed, and never the same as `than`."""
+    allowed = max(side, MIN_OPEN_SIZE)
+    return allowed if allowed != than else than + 21
 
 
 def check_agreement(network: nn.Module, run: Run, shapes: Sequence[Shape], channels: int) -> float:

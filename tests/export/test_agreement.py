@@ -37,11 +37,12 @@ def test_a_file_that_is_wrong_at_one_size_alone_is_refused() -> None:
         check_agreement(Twice(), run, shapes_to_try((64, 64), dynamic=True), 3)
 
 
-def test_other_sizes_and_batches_are_tried_where_they_are_open() -> None:
+@pytest.mark.parametrize('size', [(33, 33), (48, 64), (33, 224), (64, 64), (224, 224)])
+def test_other_sizes_and_batches_are_tried_where_they_are_open(size: tuple[int, int]) -> None:
     assert shapes_to_try((48, 64), dynamic=False) == [(1, 48, 64)]
-    own, *others = shapes_to_try((48, 64), dynamic=True)
-    assert own == (1, 48, 64)
-    assert len({(height, width) for _, height, width in others} - {(48, 64)}) >= 3
+    own, *others = shapes_to_try(size, dynamic=True)
+    assert own == (1, *size)
+    assert len({(height, width) for _, height, width in others} - {size}) == len(others) == 4
     assert {batch for batch, *_ in others} == {1, 2, 3}
     assert any(height % 32 and width % 32 for _, height, width in others)
     assert all(min(height, width) >= 33 for _, height, width in others)
