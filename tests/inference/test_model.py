@@ -1,5 +1,6 @@
 """Images in every form give the toolbox's own predictions, whatever else is in the call."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,34 @@ def test_pictures_are_enlarged_and_show_what_was_found(
         predictions[0].save(tmp_path / 'picture')
     with pytest.raises(UserError, match='there is no screen'):
         predictions.show()
+
+
+@pytest.fixture
+def windowless() -> Iterator[None]:
+    """matplotlib's own stand-in for a screen: it takes figures and opens no window."""
+    import matplotlib.pyplot as plt
+
+    before = plt.get_backend()
+    plt.switch_backend('template')
+    yield
+    plt.close('all')
+    plt.switch_backend(before)
+
+
+@pytest.mark.usefixtures('windowless')
+def test_pictures_are_shown_in_a_window_each_and_in_notebooks(
+    models: dict[str, InLineModel], folder: Path
+) -> None:
+    import matplotlib.pyplot as plt
+
+    predictions = models['detection']([folder / 'a' / 'b.png', folder / 'c' / 'b.png'], progress=False)
+    predictions.show(score_thr=0.0)
+    assert plt.get_figlabels() == ['a/b', 'c/b']
+    for prediction in predictions:
+        (shown,) = plt.figure(prediction.name).axes[0].images
+        assert np.array_equal(shown.get_array(), prediction.draw(score_thr=0.0)[..., ::-1])
+        png = np.frombuffer(prediction._repr_png_(), np.uint8)
+        assert np.array_equal(cv2.imdecode(png, cv2.IMREAD_COLOR), prediction.draw())
 
 
 def test_boxes_below_the_score_are_not_drawn(models: dict[str, InLineModel], folder: Path) -> None:
