@@ -59,7 +59,7 @@ ABLATIONS = {
         ),
         Ablation(
             'rivals',
-            'InLine and other attentions',
+            'attentions in a DeiT',
             'Table 9',
             _same(
                 {

@@ -1,2 +1,2 @@
-_base_ = '../../../_base_/ablations/pvt_digits.py'
+_base_ = '../../../_base_/ablations/deit_digits.py'
 model = dict(backbone=dict(mixers=dict(type='CosFormer')))
