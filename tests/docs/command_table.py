@@ -26,7 +26,7 @@ RUN = {
     'python tools/reproduce.py list *': '',
     'python tools/reproduce.py show *': '',
     'python tools/get_flops.py configs/*': '',
-    'python tools/predict.py CONFIG CHECKPOINT photos more/photo.jpg --out out': '',
+    'python tools/predict.py CONFIG CHECKPOINT photos more/photo.jpg --out out': '--overwrite',
     'python tools/predict.py mask-rcnn_* work_dirs/demo/* data/* --out out': '--overwrite',
     'python tools/export.py CONFIG CHECKPOINT --format torch-export --what backbone --size *': (
         '--out backbone.pt2'

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.docs import belongings
 from tests.docs.command_table import ELSEWHERE, FIRST, RUN, START
 from tests.docs.pages import NEEDS, PAGES, Block, Command, read_blocks, read_commands, split_commands
@@ -102,7 +101,8 @@ def results(small_repository: Path) -> dict[str, Result]:
         jobs[f'run {text}'] = {'kind': 'run', 'what': fill_in(words), **here}
     for text in TO_START:
         command = Command('', 0, (), split_commands(text)[0])
-        more, sign = (words.format(port=free_port()) for words in START[str(find(START, command))])
+        port = free_port()
+        more, sign = (words.format(port=port) for words in START[str(find(START, command))])
         words = tool_words(command) or ['-m', f'{command.words[0]}.main', *command.words[1:]]
         jobs[f'start {text}'] = {'kind': 'start', 'what': [fill_in([*words, *more.split()]), sign], **here}
     for page, blocks in CODE.items():
@@ -126,12 +126,6 @@ def fill_in(words: Sequence[str]) -> list[str]:
     models = {'CONFIG': belongings.CONFIG, 'CHECKPOINT': belongings.CHECKPOINT}
     trained = re.compile(r'^(work_dirs/(?!demo/).*)iter_\d+\.pth$')
     return [models.get(word, trained.sub(r'\1iter_2.pth', word)) for word in words]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize('command', COMMANDS, ids=str)

@@ -1,13 +1,14 @@
 """Real processes with gloo for tests: forked, because importing the toolboxes costs seconds a process."""
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import multiprocessing
+
+from tests.conftest import free_port
 
 Work = Callable[[], Any]
 
@@ -19,7 +20,7 @@ def run_ranks(count: int, work: Work, folder: Path) -> list[Any]:
     """
     folder.mkdir(parents=True)
     multiprocessing.start_processes(
-        _rank, (count, _free_port(), work, folder), nprocs=count, start_method='fork'
+        _rank, (count, free_port(), work, folder), nprocs=count, start_method='fork'
     )
     return [torch.load(folder / f'{rank}.pt', weights_only=False) for rank in range(count)]
 
@@ -43,9 +44,3 @@ def _rank(rank: int, count: int, port: int, work: Work, folder: Path) -> None:
             MASTER_PORT=str(port),
         )
     torch.save(work(), folder / f'{rank}.pt')
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])

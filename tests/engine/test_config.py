@@ -56,7 +56,7 @@ def test_a_custom_import_that_fails_is_told_with_its_reason(
         ('inline_deit/inline-deit-base_8xb64_in1k-448px', (448, 448)),
         ('inline_swin/inline-swin-base_8xb64_in1k-384px', (384, 384)),
         ('digits_quick/inline-pvt-nano_digits', (32, 32)),
-        ('ablations/parts/digits/inline', (32, 32)),
+        ('ablations/rivals/digits/inline', (32, 32)),
     ],
 )
 def test_models_are_counted_and_exported_at_the_size_they_are_made_for(

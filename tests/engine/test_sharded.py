@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from mmpretrain.registry import MODELS
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -107,7 +108,8 @@ def test_swin_base_takes_half_of_its_weights_each(digit_scenes: Path, tmp_path: 
         return local_bytes(runner.model.backbone.parameters()), losses[0]['loss']
 
     shares = run_ranks(2, work, tmp_path / 'ranks')
-    model = MODELS.build(cfg.model)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(cfg.model)
     whole = local_bytes(model.backbone.parameters())
     assert whole > 4 * 86_000_000
     for held, loss in shares:
