@@ -1,5 +1,6 @@
 """Every command of the pages is run by a test, or says that it needs what is not here; code blocks run."""
 
+import fcntl
 import fnmatch
 import itertools
 import json
@@ -85,8 +86,24 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def results(small_repository: Path) -> dict[str, Result]:
-    """What became of every job, by the text of the command or the name of the page."""
+def results(
+    small_repository: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> dict[str, Result]:
+    """What became of every job, by the text of the command or the name of the page.
+
+    Workers that run tests side by side share it: the first one tries all jobs, the others wait.
+    """
+    if worker_id == 'master':
+        return try_all(small_repository)
+    answers = tmp_path_factory.getbasetemp().parent / 'commands_of_pages.json'
+    with answers.with_suffix('.lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answers.exists():
+            answers.write_text(json.dumps(try_all(small_repository)))
+    return json.loads(answers.read_text())
+
+
+def try_all(small_repository: Path) -> dict[str, Result]:
     jobs: dict[str, dict] = {}
     for words in TOOLS:
         substituted = [re.sub(r'^(NPROC|N|Y|X)$', '2', word) for word in words]
