@@ -1,4 +1,4 @@
-"""Rows of text in columns, for the terminal."""
+"""Rows of text in columns, and what stands in them."""
 
 from collections.abc import Container, Sequence
 
@@ -13,3 +13,8 @@ def align(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str
         ).rstrip()
         for row in rows
     ]
+
+
+def with_spread(mean: float, spread: float | None) -> str:
+    """A mean and, where it is known, its standard deviation: '52.0 ± 2.8'."""
+    return f'{mean:,.1f}' if spread is None else f'{mean:,.1f} ± {spread:,.1f}'

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from inline.analysis.probes import MIXER_ROWS, PROBES, SETTINGS, Score, run_probe
+from inline.columns import with_spread
 from inline.errors import UserError
 from inline.records import write_lines
 
@@ -133,7 +134,7 @@ class Cell:
     spread: float | None
 
     def __str__(self) -> str:
-        return f'{self.mean:.1f}' if self.spread is None else f'{self.mean:.1f} ± {self.spread:.1f}'
+        return with_spread(self.mean, self.spread)
 
 
 def summarise(scores: dict[Run, Score]) -> dict[tuple[str, str], Cell]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
@@ -12,18 +13,22 @@ from inline.errors import UserError
 from inline.weights import Fit, compare, start_from
 
 
+def read_checkpoint(path: str) -> Any:
+    """The content of a checkpoint, given by its path or address. No code of it is executed."""
+    if '://' not in path:
+        return load(path)
+    # MMEngine knows the addresses, lets one process fetch for all and keeps what was fetched; but a program
+    # of the user's own may not have made it safe.
+    install()
+    return CheckpointLoader.load_checkpoint(path, 'cpu')
+
+
 def read_weights(path: str, prefix: str = '') -> dict[str, Tensor]:
     """The weights of a checkpoint whose names begin with `prefix`, without it.
 
     All of them if none begins so: then the file is of the part alone. No code of a file is executed.
     """
-    if '://' in path:
-        # MMEngine knows the addresses and lets one process fetch for all; but a program of the user's own may
-        # not have made it safe.
-        install()
-        content = CheckpointLoader.load_checkpoint(path, 'cpu')
-    else:
-        content = load(path)
+    content = read_checkpoint(path)
     nested = content.get('state_dict', content) if isinstance(content, Mapping) else {}
     weights = {
         str(name).removeprefix('module.'): value

@@ -10,7 +10,6 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, DefaultScope
-from mmengine.runner import CheckpointLoader
 
 import inline
 from inline.engine.config import (
@@ -23,8 +22,7 @@ from inline.engine.config import (
 )
 from inline.engine.finetune import fit_to_own_data
 from inline.engine.launch import drop_pretrained
-from inline.engine.pretrained import check_whole, read_weights
-from inline.engine.safe_loading import load
+from inline.engine.pretrained import check_whole, read_checkpoint, read_weights
 from inline.errors import UserError
 
 Colour = tuple[int, int, int]
@@ -117,8 +115,7 @@ def build_model(cfg: Config, checkpoint: str | None) -> tuple[BaseModel, Classes
 
 def _read_meta(checkpoint: str) -> Mapping[str, Any]:
     """What a training wrote down about its data set; nothing where there are weights alone."""
-    # As weights are read: what was fetched from an address is kept, and fetched once.
-    content = CheckpointLoader.load_checkpoint(checkpoint, 'cpu') if '://' in checkpoint else load(checkpoint)
+    content = read_checkpoint(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
     found = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     return found if isinstance(found, Mapping) else {}

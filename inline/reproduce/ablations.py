@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inline.columns import with_spread
 from inline.engine.logs import read_scalars, training_minutes
 from inline.engine.runs import ROOT, Run
 from inline.errors import UserError
@@ -195,5 +196,4 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 
 def format_mean(summary: Summary) -> str:
-    spread = '' if summary.spread is None else f' ± {summary.spread:.1f}'
-    return f'{summary.mean:.1f}{spread}'
+    return with_spread(summary.mean, summary.spread)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from inline.columns import with_spread
 from inline.reproduce.ablations import ABLATIONS, Outcome
 
 _TEMPLATE = Path(__file__).with_name('claims.html')
@@ -178,10 +179,10 @@ def write_page(
     rows = [
         {
             'title': title,
-            'accuracy': _with_spread(evidence.accuracies_of(row)),
-            'collisions': _with_spread(evidence.collisions_of(row)),
-            'locality': _with_spread(evidence.shares_of(row)),
-            'with_local': _with_spread(evidence.shares_with_local_of(row)),
+            'accuracy': _tell(evidence.accuracies_of(row)),
+            'collisions': _tell(evidence.collisions_of(row)),
+            'locality': _tell(evidence.shares_of(row)),
+            'with_local': _tell(evidence.shares_with_local_of(row)),
         }
         for row, title in PARTS.items()
     ]
@@ -238,7 +239,7 @@ def _compare(
 ) -> Claim:
     """The first row is said to have the larger values; where `ties` it need only not have smaller ones."""
     first, second = values_of(larger), values_of(smaller)
-    measured = f'{what}: {PARTS[larger]} {_with_spread(first)}, {PARTS[smaller]} {_with_spread(second)}'
+    measured = f'{what}: {PARTS[larger]} {_tell(first)}, {PARTS[smaller]} {_tell(second)}'
     verdicts = {1: HELD, 0: HELD if ties else OPEN, -1: REFUTED, None: OPEN}
     return Claim(statement, measured, verdicts[compare_means(first, second)])
 
@@ -257,9 +258,8 @@ def _mean_known(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _with_spread(values: Sequence[float]) -> str:
+def _tell(values: Sequence[float]) -> str:
     """Mean ± standard deviation, which a single value does not have; a dash for no values."""
     if not values:
         return '–'
-    spread = f' ± {statistics.stdev(values):,.1f}' if len(values) > 1 else ''
-    return f'{statistics.fmean(values):,.1f}{spread}'
+    return with_spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
