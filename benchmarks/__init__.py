@@ -1,1 +1,1 @@
-"""What is timed and how. Nothing is timed whose outputs are wrong."""
+"""Benchmark scripts. Outputs and gradients are checked before anything is timed."""

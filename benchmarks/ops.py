@@ -1,13 +1,14 @@
 """Time the attention modules of all four families against each other.
 
-For every shape that a family's blocks have at some image size: InLine, its plain formulation, softmax
-fused and written out, and the rivals; forward, and forward with backward; all in turn. A module whose
-outputs or gradients disagree with its definition is not timed.
+For each shape of a family's blocks at the given image sizes, InLine, its plain formulation, fused and naive
+softmax and the baselines are timed alternately: the forward pass, and forward with backward. A module whose
+outputs or gradients disagree with its reference is not timed.
 
     python -m benchmarks.ops --sizes 224 512 --peers InLine Plain SDPA
 """
 
 import csv
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,27 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.checks import check
-from benchmarks.plain import plain_twin
-from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
-from inline.measure.flags import add_timing_flags, check_counts
-from inline.measure.machine import choose_device
-from inline.measure.published import DEIT_TINY, PVT_HEADS
+from benchmarks.plain import to_plain
+from inline.benchmark import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
+from inline.benchmark.figure5 import DEIT_TINY, PVT_HEADS
+from inline.benchmark.hardware import add_timing_flags, check_counts, choose_device
 from inline.models.backbones.cswin import ARCHS as CSWIN
 from inline.models.backbones.deit import ARCHS as DEIT
 from inline.models.backbones.pvt import ARCHS as PVT
 from inline.models.backbones.swin import ARCHS as SWIN
-from inline.models.mixers import MIXERS, InLineMixer, Part, SoftmaxMixer, build_mixer, merge_heads
+from inline.models.mixers import MIXERS, AttentionInputs, InLineMixer, SoftmaxMixer, build_mixer, merge_heads
 from inline.ops import softmax_attention_naive
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
-# Weights of softmax up to which it is written out, and repetitions of shapes with more if SDPA is timed.
-MAX_SCORES, FEW = 2**27, 3
+# Largest number of softmax weights for naive softmax. Above it, SDPA is timed with few repetitions.
+MAX_SCORES, FEW_REPETITIONS = 2**27, 3
 TOLERANCES = {'float32': 1e-4, 'bfloat16': 5e-2, 'float16': 1e-2}
 SIZES = ((224, 224), (512, 512), (800, 1280))
-RIVALS = tuple(name for name in MIXERS if name not in ('InLine', 'Softmax'))
+BASELINES = tuple(name for name in sorted(MIXERS) if name not in ('InLine', 'Softmax'))
 SOFTMAX_PEERS = ('SDPA', 'Naive softmax')
-PEERS = ('InLine', 'Plain', *SOFTMAX_PEERS, *RIVALS)
+PEERS = ('InLine', 'Plain', *SOFTMAX_PEERS, *BASELINES)
 FAMILIES = ('DeiT', 'PVT', 'Swin', 'CSwin')
 COLUMNS = ('family', 'image', 'stage', 'tokens', 'channels', 'heads', 'pass', 'peer', 'median ms',
            'spread', 'repetitions', 'speedup of InLine', 'peak MB', 'batch', 'threads', 'dtype',
@@ -46,9 +46,9 @@ COLUMNS = ('family', 'image', 'stage', 'tokens', 'channels', 'heads', 'pass', 'p
 
 @dataclass(frozen=True)
 class Shape:
-    """What one stage of a family gives its InLine mixers for an image of some size.
+    """Input shape of the InLine mixers in one stage of a family, for one image size (height, width).
 
-    Softmax has the heads of the softmax model of that family, all others have InLine's.
+    Softmax peers have the heads of the family's softmax model (`softmax_heads`), all others those of InLine.
     """
 
     family: str
@@ -72,7 +72,7 @@ class Shape:
         return self.softmax_heads if peer in SOFTMAX_PEERS else self.num_heads
 
     def scores(self, batch: int) -> int:
-        """How many weights softmax has."""
+        """Return the number of softmax weights."""
         return batch * self.softmax_heads * self.tokens**2
 
     def mixer(self) -> InLineMixer:
@@ -82,45 +82,48 @@ class Shape:
 
 
 class NaiveSoftmaxMixer(SoftmaxMixer):
-    """Softmax attention with its weights written out."""
+    """Softmax attention with explicit weights."""
 
-    def attend(self, part: Part) -> Tensor:
-        return merge_heads(softmax_attention_naive(*part.heads()))
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        return merge_heads(softmax_attention_naive(*inputs.heads()))
 
 
 def shapes(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Shape]:
-    """Those of the smallest model of each family, where it has InLine."""
+    """Yield the shapes of the InLine stages of the smallest model of each family."""
     for image in sizes:
         deit = DEIT['tiny']
-        hw = (-(-image[0] // deit.patch_size), -(-image[1] // deit.patch_size))
+        hw = _map_size(image, deit.patch_size)
         yield Shape('DeiT', image, 0, deit.embed_dims, deit.num_heads, DEIT_TINY.num_heads, hw, prefix=1)
         for family, arch in (('PVT', PVT['tiny']), ('Swin', SWIN['tiny']), ('CSwin', CSWIN['tiny'])):
             for stage, depth in enumerate(arch.inline_depths or arch.depths):
-                stride = 4 * 2**stage
-                hw = (-(-image[0] // stride), -(-image[1] // stride))
                 if depth:
+                    hw = _map_size(image, 4 * 2**stage)
                     heads = arch.num_heads[stage]
                     softmax_heads = PVT_HEADS[stage] if family == 'PVT' else heads
                     yield Shape(family, image, stage, arch.embed_dims[stage], heads, softmax_heads, hw)
 
 
+def _map_size(image: tuple[int, int], stride: int) -> tuple[int, int]:
+    return math.ceil(image[0] / stride), math.ceil(image[1] / stride)
+
+
 def build_peers(
     shape: Shape, names: tuple[str, ...], x: Tensor, max_scores: int = MAX_SCORES
 ) -> dict[str, nn.Module]:
-    """The modules of these names, for tokens x (B, N, C), on its device and of its type.
+    """Build the modules of these names for tokens x (B, N, C), with the device and dtype of x.
 
-    Naive softmax only up to so many weights, which take memory.
+    Naive softmax is left out above `max_scores` weights, which would need too much memory.
     """
     torch.manual_seed(0)
     inline = shape.mixer()
     softmax = SoftmaxMixer(shape.dim, shape.softmax_heads)
-    peers: dict[str, nn.Module] = {'InLine': inline, 'Plain': plain_twin(inline), 'SDPA': softmax}
+    peers: dict[str, nn.Module] = {'InLine': inline, 'Plain': to_plain(inline), 'SDPA': softmax}
     if shape.scores(len(x)) <= max_scores:
         naive = NaiveSoftmaxMixer(shape.dim, shape.softmax_heads)
         naive.load_state_dict(softmax.state_dict())
         peers['Naive softmax'] = naive
     peers.update(
-        (name, build_mixer({'type': name}, shape.dim, shape.num_heads)) for name in names if name in RIVALS
+        (name, build_mixer({'type': name}, shape.dim, shape.num_heads)) for name in names if name in BASELINES
     )
     return {name: peers[name].to(x) for name in names if name in peers}
 
@@ -151,23 +154,23 @@ def time_shape(
     repetitions: int,
     max_scores: int,
 ) -> Iterator[tuple[str, str, Timing, float, int]]:
-    """Pass, peer, its timing, the speedup of InLine over it and its peak memory."""
+    """Yield pass, peer, timing, speedup of InLine over the peer, and peak memory."""
     x = torch.randn(batch, shape.tokens, shape.dim, dtype=DTYPES[dtype], device=device)
     peers = build_peers(shape, names, x, max_scores)
     if shape.scores(batch) > max_scores:
         where = f'{shape.family}, stage {shape.stage}, {shape.size}: more weights than --max-scores'
         for name in set(names) - set(peers):
             print(f'{where}, {name} is left out', file=sys.stderr, flush=True)
-        if 'SDPA' in peers and repetitions > FEW:
-            repetitions = FEW
-            print(f'{where}, {FEW} repetitions because of SDPA', file=sys.stderr, flush=True)
+        if 'SDPA' in peers and repetitions > FEW_REPETITIONS:
+            repetitions = FEW_REPETITIONS
+            print(f'{where}, {FEW_REPETITIONS} repetitions because of SDPA', file=sys.stderr, flush=True)
     check(peers, x, shape.hw, TOLERANCES[dtype])
-    for kind, make in PASSES.items():
+    for pass_name, make in PASSES.items():
         runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
         timings = interleave(runs, repetitions, device)
         for name, timing in timings.items():
             peak = peak_memory(runs[name], device)
-            yield kind, name, timing, timings['InLine'].speedup(timing), peak
+            yield pass_name, name, timing, timings['InLine'].speedup(timing), peak
 
 
 def main() -> None:
@@ -188,7 +191,7 @@ def main() -> None:
         choices=PEERS,
         metavar='PEER',
         help=f'of {", ".join(PEERS)} (default: all); softmax has the heads of the published softmax model, '
-        '3 in DeiT-T and 1, 2, 5, 8 in PVT, the others have those of InLine',
+        '3 in DeiT-T and 1, 2, 5, 8 in PVT; the others have those of InLine',
     )
     parser.add_argument('--dtype', choices=DTYPES, default='float32')
     parser.add_argument('--batch', type=int, default=1)
@@ -197,8 +200,8 @@ def main() -> None:
         '--max-scores',
         type=int,
         default=MAX_SCORES,
-        help='weights of softmax above which naive softmax is left out, and shapes with SDPA are timed '
-        f'{FEW} times only (default: 2^27)',
+        help='softmax weights above which naive softmax is left out, and shapes with SDPA are timed '
+        f'{FEW_REPETITIONS} times only (default: 2^27)',
     )
     args = parser.parse_args()
     check_counts(args)
@@ -220,17 +223,17 @@ def main() -> None:
             repetitions=args.repetitions,
             max_scores=args.max_scores,
         )
-        for kind, name, timing, speedup, peak in timed:
-            place = (shape.family, shape.size, shape.stage, shape.tokens, shape.dim, shape.heads(name))
+        for pass_name, name, timing, speedup, peak in timed:
+            columns = (shape.family, shape.size, shape.stage, shape.tokens, shape.dim, shape.heads(name))
             times = (f'{timing.median * 1e3:.3f}', f'{timing.spread:.2f}', len(timing.seconds))
             ratios = (f'{speedup:.2f}', f'{peak / 2**20:.1f}')
             settings = (args.batch, args.threads, args.dtype, describe_machine(device))
-            writer.writerow([*place, kind, name, *times, *ratios, *settings])
+            writer.writerow([*columns, pass_name, name, *times, *ratios, *settings])
             sys.stdout.flush()
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """'224' or '800x1280' as (height, width)."""
+    """Return '224' or '800x1280' as (height, width)."""
     sides = text.split('x')
     if len(sides) > 2 or not all(side.isdigit() and int(side) >= 32 for side in sides):
         raise UserError(f'size {text!r}: must be one side or HEIGHTxWIDTH, each at least 32')

@@ -1,4 +1,4 @@
-"""How fast InLine is, in the few ratios that docs/speed.md speaks of, and how fast the machine.
+"""Speed of InLine as the ratios that docs/speed.md reports, and the peak rates of the machine.
 
 python -m benchmarks.speed --threads 1 > results/measured/speed.csv
 """
@@ -18,19 +18,17 @@ from torch import Tensor, nn
 from benchmarks.checks import check, compare
 from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, shapes
 from benchmarks.plain import use_plain
-from inline.errors import OneLineParser, UserError, exit_on_user_error
-from inline.measure import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
-from inline.measure.flags import add_timing_flags, check_counts
-from inline.measure.machine import choose_device
-from inline.measure.models import inference
-from inline.measure.published import DEIT_TINY, softmax_deit_tiny
-from inline.measure.timing import Run, quartile_distance
+from inline.benchmark import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
+from inline.benchmark.figure5 import DEIT_TINY, softmax_deit_tiny
+from inline.benchmark.hardware import add_timing_flags, check_counts, choose_device
+from inline.benchmark.timing import Run, interquartile_range, make_inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 COLUMNS = ('what', 'ratio', 'spread', 'bound', 'required', 'repetitions', 'batch', 'threads', 'dtype',
            'clock', 'machine')  # fmt: skip
 BATCH = 1
-# Side of the matrices and bytes of the block that the machine's own rates are taken of.
+# Matrix side and block size in bytes for the peak rates of the machine.
 MATRIX, BLOCK = 2048, 2**28
 INLINE = {'type': 'InLine'}
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -49,15 +47,15 @@ ALL_INLINE: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how runs are timed."""
+    """Device, repetitions and clock of all measurements."""
 
     device: torch.device
     repetitions: int
     clock: Callable[[], float]
 
-    def time(self, runs: dict[str, Run], more: int = 1) -> dict[str, Timing]:
-        """The runs in turn, `more` times as often as usual."""
-        return interleave(runs, more * self.repetitions, self.device, clock=self.clock)
+    def time(self, runs: dict[str, Run], factor: int = 1) -> dict[str, Timing]:
+        """Time the runs alternately, with `factor` times the usual repetitions."""
+        return interleave(runs, factor * self.repetitions, self.device, clock=self.clock)
 
     def image(self, size: int) -> Tensor:
         return torch.randn(BATCH, 3, size, size, device=self.device)
@@ -65,13 +63,13 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """A ratio and what it should be; of the machine itself a rate, which has no bound and no batch.
+    """A measured ratio and its requirement; for the machine itself a rate without requirement.
 
     Args:
-        what: What was compared.
-        values: The ratio in each repetition, of which the median is reported.
+        what: Description of the comparison.
+        values: The ratio in each repetition; the median is reported.
         bound: 'at least' or 'at most'.
-        required: What the ratio should be.
+        required: The required ratio.
     """
 
     what: str
@@ -80,8 +78,8 @@ class Row:
     required: float | None = None
 
     def cells(self) -> list[object]:
-        """Those of COLUMNS up to the batch."""
-        spread = quartile_distance(self.values)
+        """Return the values of COLUMNS up to the batch."""
+        spread = interquartile_range(self.values)
         numbers = [f'{statistics.median(self.values):.2f}', f'{spread:.2f}']
         if self.required is None:
             return [self.what, *numbers, '', '', len(self.values), '']
@@ -89,27 +87,28 @@ class Row:
 
 
 def modules(bench: Bench) -> Iterator[Row]:
-    """The attention module against the plain formulation, over the shapes of all families."""
-    speedups: dict[str, dict[Shape, list[float]]] = {kind: {} for kind in PASSES}
+    """Time the attention module against the plain formulation, over the shapes of all families."""
+    speedups: dict[str, dict[Shape, list[float]]] = {name: {} for name in PASSES}
     for shape in shapes():
         x = torch.randn(BATCH, shape.tokens, shape.dim, device=bench.device)
         peers = build_peers(shape, ('InLine', 'Plain'), x)
         check(peers, x, shape.hw, 1e-4)
-        for kind, make in PASSES.items():
+        for direction, make in PASSES.items():
             runs = {name: make(peer, x, shape.hw) for name, peer in peers.items()}
-            timings = bench.time(runs, _more(shape))
-            speedups[kind][shape] = timings['InLine'].speedups(timings['Plain'])
-            median = statistics.median(speedups[kind][shape])
-            print(kind, shape, round(median, 3), file=sys.stderr, flush=True)
-    for kind, required in (('forward', 1.5), ('forward+backward', 1.25)):
-        many = [ratio for shape, ratio in speedups[kind].items() if shape.tokens >= 2 * shape.dim]
-        what = f'attention module, {kind}, geometric mean over {len(many)} shapes with N ≥ 2C, against plain'
-        yield Row(what, _mean_by_round(many, bench.repetitions), 'at least', required)
-    for kind, ratios in speedups.items():
+            timings = bench.time(runs, _repetition_factor(shape))
+            speedups[direction][shape] = timings['InLine'].speedups(timings['Plain'])
+            median = statistics.median(speedups[direction][shape])
+            print(direction, shape, round(median, 3), file=sys.stderr, flush=True)
+    for direction, required in (('forward', 1.5), ('forward+backward', 1.25)):
+        many = [ratio for shape, ratio in speedups[direction].items() if shape.tokens >= 2 * shape.dim]
+        shape_count = f'{len(many)} shapes with N ≥ 2C'
+        comparison = f'attention module, {direction}, geometric mean over {shape_count}, against plain'
+        yield Row(comparison, _mean_by_round(many, bench.repetitions), 'at least', required)
+    for direction, ratios in speedups.items():
         worst = min(ratios, key=lambda shape: statistics.median(ratios[shape]))
-        place = f'N = {worst.tokens}, C = {worst.dim}'
+        size = f'N = {worst.tokens}, C = {worst.dim}'
         yield Row(
-            f'attention module, {kind}, worst of {len(ratios)} shapes ({place}), against plain',
+            f'attention module, {direction}, worst of {len(ratios)} shapes ({size}), against plain',
             ratios[worst],
             'at least',
             0.95,
@@ -124,8 +123,8 @@ def backbones(bench: Bench) -> Iterator[Row]:
         torch.manual_seed(0)
         plain = use_plain(build()).to(bench.device).eval()
         with torch.inference_mode():
-            compare(f'{name} and its plain twin', model(image)[-1], plain(image)[-1], 1e-3)
-        timings = bench.time({'ours': inference(model, image), 'plain': inference(plain, image)})
+            compare(f'{name} and its plain formulation', model(image)[-1], plain(image)[-1], 1e-3)
+        timings = bench.time({'ours': make_inference(model, image), 'plain': make_inference(plain, image)})
         speedups = timings['ours'].speedups(timings['plain'])
         yield Row(f'{name} at 512×512, inference, against plain', speedups, 'at least', 1.15)
 
@@ -134,9 +133,9 @@ def against_softmax(bench: Bench) -> Iterator[Row]:
     inline, fused, naive = InLineDeiT('tiny').eval(), softmax_deit_tiny().eval(), softmax_deit_tiny().eval()
     naive.load_state_dict(fused.state_dict())
     for block in naive.blocks:
-        own = NaiveSoftmaxMixer(DEIT_TINY.embed_dims, DEIT_TINY.num_heads)
-        own.load_state_dict(block.mixer.state_dict())
-        block.mixer = own.eval()
+        mixer = NaiveSoftmaxMixer(DEIT_TINY.embed_dims, DEIT_TINY.num_heads)
+        mixer.load_state_dict(block.mixer.state_dict())
+        block.mixer = mixer.eval()
     for model in (inline, fused, naive):
         model.to(bench.device)
     with torch.inference_mode():
@@ -144,35 +143,31 @@ def against_softmax(bench: Bench) -> Iterator[Row]:
         compare('DeiT-T with SDPA and naive softmax', fused(small)[-1], naive(small)[-1], 1e-3)
     for size, peers in ((224, {'SDPA': (fused, 1.0)}), (1024, {'SDPA': (fused, 3.6), 'naive': (naive, 9.0)})):
         image = bench.image(size)
-        runs = {name: inference(model, image) for name, (model, _) in peers.items()}
-        # A small image takes a small time: more repetitions cost nothing.
-        timings = bench.time({'ours': inference(inline, image), **runs}, 5 if size < 512 else 1)
+        runs = {name: make_inference(model, image) for name, (model, _) in peers.items()}
+        # Small images are fast: more repetitions are affordable.
+        timings = bench.time({'ours': make_inference(inline, image), **runs}, 5 if size < 512 else 1)
         for name, (_, required) in peers.items():
-            what = f'DeiT-T at {size}×{size}, inference, against {name} softmax with 3 heads'
-            yield Row(what, timings['ours'].speedups(timings[name]), 'at least', required)
+            comparison = f'DeiT-T at {size}×{size}, inference, against {name} softmax with 3 heads'
+            yield Row(comparison, timings['ours'].speedups(timings[name]), 'at least', required)
 
 
 def growth(bench: Bench) -> Iterator[Row]:
     for name, build in ALL_INLINE.items():
         model = build().to(bench.device).eval()
-        timings = bench.time({str(size): inference(model, bench.image(size)) for size in (512, 1024)})
-        what = f'time of {name}, from 512×512 to 1024×1024'
-        yield Row(what, timings['512'].speedups(timings['1024']), 'at most', 4.4)
+        timings = bench.time({str(size): make_inference(model, bench.image(size)) for size in (512, 1024)})
+        comparison = f'time of {name}, from 512×512 to 1024×1024'
+        yield Row(comparison, timings['512'].speedups(timings['1024']), 'at most', 4.4)
 
 
 def training_memory(bench: Bench) -> Iterator[Row]:
-    what = 'peak memory of a training step of PVT-S at 512×512, against plain'
-    yield Row(what, [memory_ratio(bench.image(512))], 'at most', 0.9)
-
-
-def memory_ratio(image: Tensor) -> float:
-    """Peak memory of a training step of PVT-S, with its weights, as a share of the plain formulation's."""
+    image = bench.image(512)
     peaks = []
     for model in (InLinePVT('small'), use_plain(InLinePVT('small'))):
-        model.to(image.device)
+        model.to(bench.device)
         weights = sum(parameter.nbytes for parameter in model.parameters())
-        peaks.append(weights + peak_memory(partial(_train_step, model, image), image.device))
-    return peaks[0] / peaks[1]
+        peaks.append(weights + peak_memory(partial(_train_step, model, image), bench.device))
+    comparison = 'peak memory of a training step of PVT-S at 512×512, against plain'
+    yield Row(comparison, [peaks[0] / peaks[1]], 'at most', 0.9)
 
 
 def _train_step(model: nn.Module, image: Tensor) -> None:
@@ -181,21 +176,18 @@ def _train_step(model: nn.Module, image: Tensor) -> None:
     optimizer.step()
 
 
-def _more(shape: Shape) -> int:
-    """How many times as many repetitions: more of small shapes, which are timed less exactly."""
+def _repetition_factor(shape: Shape) -> int:
+    """Return the factor for the repetitions of a shape. Small shapes have noisier times and need more."""
     return max(1, round(math.sqrt(2**24 / (shape.tokens * shape.dim**2))))
 
 
 def machine(bench: Bench) -> Iterator[Row]:
-    """What the machine does at best, to hold bytes and FLOPs of the rest against."""
+    """Measure the peak compute and memory rates of the machine, as a reference for the other numbers."""
     matrix = torch.randn(MATRIX, MATRIX, device=bench.device)
     block = torch.ones(BLOCK // 4, device=bench.device)
     product, copied = torch.empty_like(matrix), torch.empty_like(block)
     timings = bench.time(
-        {
-            'product': lambda: torch.mm(matrix, matrix, out=product),
-            'copy': lambda: copied.copy_(block),
-        }
+        {'product': lambda: torch.mm(matrix, matrix, out=product), 'copy': lambda: copied.copy_(block)}
     )
     rates = [2 * MATRIX**3 / seconds / 1e9 for seconds in timings['product'].seconds]
     yield Row(f'the machine itself, GFLOP/s: product of matrices of {MATRIX}×{MATRIX}', rates)
@@ -204,9 +196,12 @@ def machine(bench: Bench) -> Iterator[Row]:
 
 
 def _mean_by_round(speedups: Sequence[Sequence[float]], rounds: int) -> list[float]:
-    """The geometric mean over shapes in each round; a shape timed more often counts by its median there."""
+    """Return the geometric mean over shapes in each round.
+
+    Shapes with a multiple of `rounds` repetitions contribute the median of their repetitions per round.
+    """
     return [
-        statistics.geometric_mean(statistics.median(one[i::rounds]) for one in speedups)
+        statistics.geometric_mean(statistics.median(ratios[i::rounds]) for ratios in speedups)
         for i in range(rounds)
     ]
 
@@ -224,22 +219,25 @@ MEASUREMENTS = {
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument(
-        'what', nargs='*', default=list(MEASUREMENTS), help='which measurements (default: all)'
+        'what',
+        nargs='*',
+        default=list(MEASUREMENTS),
+        help=f'measurements to run, of {", ".join(MEASUREMENTS)} (default: all)',
     )
     add_timing_flags(parser, repetitions=9)
     parser.add_argument(
         '--cpu-time',
         action='store_true',
-        help='time by the processor, not the clock: for one thread on a machine that others use too',
+        help='measure CPU time instead of wall time: for one thread on a busy machine',
     )
     args = parser.parse_args()
     check_counts(args)
     unknown = [name for name in args.what if name not in MEASUREMENTS]
     if unknown:
-        raise UserError(f'unknown measurement {unknown[0]!r}: choose of {", ".join(MEASUREMENTS)}')
+        raise UserError(f'unknown measurement {unknown[0]!r}: choose from {", ".join(MEASUREMENTS)}')
     device = choose_device(args.device)
     if args.cpu_time and device.type == 'cuda':
-        raise UserError('--cpu-time is of the processor alone: it goes with --device cpu')
+        raise UserError('--cpu-time needs --device cpu')
     prepare_for_timing(args.threads)
     torch.manual_seed(0)
     clock = time.process_time if args.cpu_time else time.perf_counter

@@ -1,23 +1,22 @@
 """InLine: vision backbones with injective linear attention, for mmpretrain, mmdet and mmseg.
 
-Importing this package stays light. ``inline.ops`` and ``inline.models`` need torch alone, and so does
-``inline.create_backbone``; ``inline.registry`` is what OpenMMLab imports when a config says
-``type='inline.InLinePVT'``.
+``import inline`` does not import torch. ``inline.ops``, ``inline.models`` and ``inline.create_backbone`` need
+torch only. OpenMMLab imports ``inline.registry`` when a config has a ``type='inline.…'``.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inline.hub import InLineBackbone, create_backbone, list_backbones
-    from inline.inference import InLineModel
+    from inline.apis import InLineModel
+    from inline.hub.backbones import InLineBackbone, create_backbone, list_backbones
 
 __version__ = '0.1.0'
 
-# Where each name is defined: torch is imported when one of them is asked for, not before.
+# The module of each name, imported at its first use.
 _LAZY = {
     'InLineBackbone': 'inline.hub',
-    'InLineModel': 'inline.inference',
+    'InLineModel': 'inline.apis',
     'create_backbone': 'inline.hub',
     'list_backbones': 'inline.hub',
 }

@@ -1,7 +1,10 @@
-"""The scope ``inline`` of MMEngine's registry.
+"""MMEngine's registries in the scope ``inline``.
 
-MMEngine imports this module by itself when a config of any toolbox says ``type='inline.…'``.
+MMEngine imports this module when a config of any toolbox has a ``type='inline.…'``.
 """
+
+from importlib import import_module
+from typing import Any
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
@@ -12,6 +15,23 @@ from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry, build_runner_from_cfg
 
+# Each of these imports a toolbox, and is imported only when a config names it.
+TOOLBOX_MODELS = {
+    'RetinaHead': 'inline.openmmlab.detection',
+    'CrossEntropyLoss': 'inline.openmmlab.segmentation',
+}
+
+
+class _ModelRegistry(Registry):
+    """A registry that imports the modules of :data:`TOOLBOX_MODELS` on demand."""
+
+    def get(self, key: str) -> Any:
+        name = key.removeprefix('inline.')
+        if name in TOOLBOX_MODELS:
+            import_module(TOOLBOX_MODELS[name])
+        return super().get(key)
+
+
 DATASETS = Registry(
     'dataset', parent=MMENGINE_DATASETS, scope='inline', locations=['inline.datasets.imagenet']
 )
@@ -19,10 +39,17 @@ HOOKS = Registry(
     'hook',
     parent=MMENGINE_HOOKS,
     scope='inline',
-    locations=['inline.engine.bad_data', 'inline.engine.checkpoints'],
+    locations=[
+        'inline.engine.hooks.data_validation',
+        'inline.engine.hooks.checkpoint',
+        'inline.engine.hooks.nonfinite',
+        'inline.engine.hooks.preemption',
+    ],
 )
-LOOPS = Registry('loop', parent=MMENGINE_LOOPS, scope='inline', locations=['inline.engine.exact_loops'])
-MODELS = Registry('model', parent=MMENGINE_MODELS, scope='inline', locations=['inline.openmmlab'])
+LOOPS = Registry('loop', parent=MMENGINE_LOOPS, scope='inline', locations=['inline.engine.loops'])
+MODELS = _ModelRegistry(
+    'model', parent=MMENGINE_MODELS, scope='inline', locations=['inline.openmmlab.backbones']
+)
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     'optimizer wrapper constructor',
     parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
@@ -34,8 +61,8 @@ RUNNERS = Registry(
     build_func=build_runner_from_cfg,
     parent=MMENGINE_RUNNERS,
     scope='inline',
-    locations=['inline.engine.sharded'],
+    locations=['inline.engine.distributed.sharded'],
 )
 TRANSFORMS = Registry(
-    'transform', parent=MMENGINE_TRANSFORMS, scope='inline', locations=['inline.datasets.reading']
+    'transform', parent=MMENGINE_TRANSFORMS, scope='inline', locations=['inline.datasets.loading']
 )

@@ -1,4 +1,4 @@
-"""Small configs of every family with every mixer, and what can be done to them."""
+"""Random mutations of small configs of every family with every mixer."""
 
 import copy
 import math
@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from inline.arguments import parameters_of
 from inline.models.mixers import MIXERS
+from inline.utils.arguments import parameters_of
 
 Path = tuple[str | int, ...]
 
@@ -61,7 +61,7 @@ SHARED = {
     'autocast': None,
     'init_cfg': None,
 }
-WHOLE_MAP: tuple[dict[str, Any], ...] = (
+GLOBAL_MIXERS: tuple[dict[str, Any], ...] = (
     {'type': 'InLine', 'kernel': 'relu', 'injective': True, 'residual': True, 'mean_before_norm': False},
     {'type': 'InLine', 'qkv_bias': False, 'lepe': True, 'window_size': None},
     {'type': 'Softmax', 'sr_ratio': 1, 'relative_position': False, 'window_size': None, 'split_size': None},
@@ -73,14 +73,14 @@ WHOLE_MAP: tuple[dict[str, Any], ...] = (
     {'type': 'Nystrom', 'num_landmarks': 4, 'iterations': 3, 'conv_size': None},
     {'type': 'TransNormer'},
 )
-REGIONS: tuple[dict[str, Any], ...] = (
+WINDOW_MIXERS: tuple[dict[str, Any], ...] = (
     {'type': 'InLine', 'window_size': 3, 'shift': True, 'wrap': False},
     {'type': 'Softmax', 'window_size': 2, 'relative_position': True, 'sr_ratio': 1, 'shift': True},
     {'type': 'Linear', 'split_size': 1},
     {'type': 'FLatten', 'window_size': 2},
     {'type': 'Nystrom', 'split_size': 2, 'num_landmarks': 2},
 )
-# Where a number must be at least 1, and nobody means a million.
+# Numbers that must be at least 1, and for which a million is a typo.
 SIZES = {
     *('embed_dims', 'depth', 'depths', 'num_heads', 'img_size', 'patch_size', 'in_channels', 'mlp_ratio'),
     *('mlp_ratios', 'window_size', 'split_size', 'sr_ratio', 'conv_size', 'power', 'iterations'),
@@ -99,21 +99,21 @@ NAMES = ('drop_path', 'window', 'Type', 'dim', 'x', '', 'kernels', 'pretrained',
 
 @dataclass(frozen=True)
 class Mutant:
-    """A config after some mutations; ``needles`` are what a message may quote."""
+    """A config after some mutations; an error message must quote one of the words in ``quotable``."""
 
     config: dict[str, Any]
-    needles: frozenset[str]
-    # Whether nothing was done to it that could have a meaning.
+    quotable: frozenset[str]
+    # Whether the config is certainly wrong.
     is_wrong: bool
 
 
 @st.composite
 def base_configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A config that runs."""
+    """Draw a valid config."""
     family = draw(st.sampled_from(sorted(FAMILIES)))
     config = {'type': f'inline.{family}', **copy.deepcopy(FAMILIES[family]), **copy.deepcopy(SHARED)}
     is_deit = family == 'InLineDeiT'
-    mixer = st.sampled_from(WHOLE_MAP if is_deit else WHOLE_MAP + REGIONS).map(copy.deepcopy)
+    mixer = st.sampled_from(GLOBAL_MIXERS if is_deit else GLOBAL_MIXERS + WINDOW_MIXERS).map(copy.deepcopy)
     if is_deit:
         shapes = st.one_of(st.none(), mixer, st.lists(mixer, min_size=2, max_size=2))
     else:
@@ -124,7 +124,7 @@ def base_configs(draw: st.DrawFn) -> dict[str, Any]:
     mixers = draw(shapes)
     for entry in _mixers_in(mixers):
         if family == 'InLineSwin' and entry['type'] == 'Softmax':
-            # Swin's own softmax has windows.
+            # The softmax of Swin has windows.
             entry.update(window_size=2, sr_ratio=1, split_size=None)
         if family == 'InLineCSwin' and entry['type'] == 'Softmax':
             entry.update(sr_ratio=1, **({'split_size': None} if entry['window_size'] else {}))
@@ -134,8 +134,9 @@ def base_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def mutants(draw: st.DrawFn) -> Mutant:
+    """Draw a backbone config with one or two mutations."""
     config = draw(base_configs())
-    needles: set[str] = set()
+    quotable: set[str] = set()
     wrong = False
     count = draw(st.sampled_from((1, 1, 1, 2)))
     for _ in range(count):
@@ -143,18 +144,18 @@ def mutants(draw: st.DrawFn) -> Mutant:
         touched, wrong = draw(st.sampled_from((_drop, _add, _misspell, _replace, _replace, _reorder)))(
             draw, config, path
         )
-        needles |= touched
-    return Mutant(config, frozenset(needles), is_wrong=wrong and count == 1)
+        quotable |= touched
+    return Mutant(config, frozenset(quotable), is_wrong=wrong and count == 1)
 
 
 @st.composite
-def whole_mutants(draw: st.DrawFn, whole: dict[str, Any]) -> Mutant:
-    """A config of a run with a mutated backbone in it, or mutated anywhere: settings, data, hooks."""
-    config = copy.deepcopy(whole)
+def run_config_mutants(draw: st.DrawFn, run_config: dict[str, Any]) -> Mutant:
+    """Draw a complete config with a mutated backbone, or with a mutation anywhere else."""
+    config = copy.deepcopy(run_config)
     if draw(st.booleans()):
         mutant = draw(mutants())
         config['model']['backbone'] = mutant.config
-        return Mutant(config, mutant.needles, mutant.is_wrong)
+        return Mutant(config, mutant.quotable, mutant.is_wrong)
     path = draw(st.sampled_from(sorted(paths(config), key=str)))
     parent, key = get(config, path[:-1]), path[-1]
     value = copy.deepcopy(draw(st.sampled_from(VALUES)))
@@ -166,11 +167,11 @@ def whole_mutants(draw: st.DrawFn, whole: dict[str, Any]) -> Mutant:
         parent[key] = value
     else:
         parent[key] = value
-    return Mutant(config, frozenset(_needles((*path, str(key)), value)), is_wrong=False)
+    return Mutant(config, frozenset(_quotable((*path, str(key)), value)), is_wrong=False)
 
 
 def paths(node: Any, path: Path = ()) -> Iterator[Path]:
-    """The places of a config, but for the type of the backbone itself."""
+    """Yield the paths of all values of a config, except the type of the backbone itself."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in items:
         if (*path, key) != ('type',):
@@ -179,9 +180,9 @@ def paths(node: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def known_names(config: dict[str, Any], parent: Path) -> set[str]:
-    """What may stand in the dict at a path."""
+    """Return the keys that are valid in the dict at a path."""
     if parent == ():
-        from inline import openmmlab
+        from inline.openmmlab import backbones as openmmlab
 
         return {'type', *parameters_of(getattr(openmmlab, config['type'].removeprefix('inline.')))}
     if parent == ('arch',):
@@ -200,16 +201,16 @@ def _drop(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str]
     parent, key = get(config, path[:-1]), path[-1]
     old = parent.pop(key)
     wrong = path[-1] in ('embed_dims', 'depths', 'depth') or key == 'type'
-    return _needles(path, old), wrong
+    return _quotable(path, old), wrong
 
 
 def _add(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
-    """A key to the dict around a place, or an item to the list."""
+    """Add a key to the dict that contains the path, or an item to the list."""
     parent = get(config, path[:-1])
     value = copy.deepcopy(draw(st.sampled_from(VALUES)))
     if isinstance(parent, list):
         parent.append(value)
-        return _needles(path, value), _is_per_stage(path)
+        return _quotable(path, value), _is_per_stage(path)
     name = draw(st.sampled_from(NAMES))
     if name in known_names(config, path[:-1]):
         return _replace(draw, config, path)
@@ -231,13 +232,15 @@ def _misspell(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[
 
 def _replace(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
     parent, old = get(config, path[:-1]), get(config, path)
-    value = copy.deepcopy(draw(st.sampled_from((*VALUES, WHOLE_MAP[0], REGIONS[1], [*WHOLE_MAP[:2]]))))
+    value = copy.deepcopy(
+        draw(st.sampled_from((*VALUES, GLOBAL_MIXERS[0], WINDOW_MIXERS[1], [*GLOBAL_MIXERS[:2]])))
+    )
     parent[path[-1]] = value
-    return _needles(path, value), _cannot_mean(_name(path), old, value)
+    return _quotable(path, value), _is_certainly_wrong(_name(path), old, value)
 
 
 def _reorder(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[str], bool]:
-    """Another order of a list, one item fewer, or one twice."""
+    """Shuffle a list, remove an item, or repeat one."""
     items = get(config, path)
     if not isinstance(items, list) or not items:
         return _replace(draw, config, path)
@@ -248,11 +251,11 @@ def _reorder(draw: st.DrawFn, config: dict[str, Any], path: Path) -> tuple[set[s
         items.pop(draw(st.integers(0, len(items) - 1)))
     else:
         items.append(copy.deepcopy(draw(st.sampled_from(items))))
-    return _needles(path, items), how != 'shuffle' and _is_per_stage((*path, 0))
+    return _quotable(path, items), how != 'shuffle' and _is_per_stage((*path, 0))
 
 
-def _cannot_mean(name: str, old: Any, value: Any) -> bool:
-    """Whether nobody can have meant this value for what had that one."""
+def _is_certainly_wrong(name: str, old: Any, value: Any) -> bool:
+    """Return whether `value` is certainly wrong for an argument whose value was `old`."""
     if value is None:
         return name not in MAY_BE_NONE and name not in ('init_cfg', 'mixers') and not isinstance(old, dict)
     if isinstance(old, bool):
@@ -262,13 +265,13 @@ def _cannot_mean(name: str, old: Any, value: Any) -> bool:
     if isinstance(old, int | float):
         if not isinstance(value, int | float):
             return not (name == 'img_size' and isinstance(value, list | tuple))
-        whole = isinstance(old, int) and not name.startswith(('mlp_ratio', 'drop_path'))
-        return (whole and isinstance(value, float)) or (name in SIZES and not 0 < value < 1e5)
+        is_integer = isinstance(old, int) and not name.startswith(('mlp_ratio', 'drop_path'))
+        return (is_integer and isinstance(value, float)) or (name in SIZES and not 0 < value < 1e5)
     return isinstance(old, str)
 
 
 def _is_per_stage(path: Path) -> bool:
-    """Whether the list around a place has one item for each stage or block."""
+    """Return whether the list that contains the path has one item per stage or block."""
     return path[0] == 'mixers' or (len(path) > 1 and path[-2] in PER_STAGE)
 
 
@@ -276,12 +279,12 @@ def _name(path: Path) -> str:
     return next((str(key) for key in reversed(path) if isinstance(key, str)), '')
 
 
-def _needles(path: Path, value: Any) -> set[str]:
+def _quotable(path: Path, value: Any) -> set[str]:
     found = {key for key in path if isinstance(key, str)}
     if isinstance(value, dict):
-        return found.union(*(_needles((str(key),), item) for key, item in value.items()))
+        return found.union(*(_quotable((str(key),), item) for key, item in value.items()))
     if isinstance(value, list | tuple):
-        return found.union(*(_needles((), item) for item in value))
+        return found.union(*(_quotable((), item) for item in value))
     return {*found, str(value)} - {''}
 
 

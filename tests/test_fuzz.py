@@ -1,4 +1,4 @@
-"""Configs with a mistake in them: told in one line that names it, or a model that does what they say."""
+"""Mutated configs: either the error is reported in one line, or the model runs as configured."""
 
 import copy
 from typing import Any
@@ -9,17 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from inline.engine.check_config import check_config, check_module
-from inline.engine.config import load_config
-from inline.errors import UserError
+from inline.engine.config import check_component, check_config, load_config
+from inline.utils.errors import UserError
 from tests.conftest import ROOT
-from tests.fuzz import PYRAMID, Mutant, base_configs, mutants, whole_mutants
+from tests.fuzz import PYRAMID, Mutant, base_configs, mutants, run_config_mutants
 
 FIXED = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def run(config: dict[str, Any]) -> None:
-    """Build a backbone and let it read an image: what passed the check gives the maps that it announces."""
+    """Build a backbone, run it on an image and check the shapes of its outputs."""
     torch.manual_seed(0)
     model = MODELS.build(config).eval()
     height, width = 32, 40
@@ -43,38 +42,40 @@ def run(config: dict[str, Any]) -> None:
 
 @settings(FIXED, max_examples=100)
 @given(base_configs())
-def test_what_is_mutated_runs(config: dict[str, Any]) -> None:
+def test_unmutated_configs_run(config: dict[str, Any]) -> None:
     run(config)
 
 
+@pytest.mark.slow
 @settings(FIXED, max_examples=500)
 @given(mutants())
-def test_a_mutated_config_runs_or_is_refused_in_one_line(mutant: Mutant) -> None:
+def test_a_mutated_backbone_runs_or_is_rejected_in_one_line(mutant: Mutant) -> None:
     try:
-        check_module(mutant.config)
+        check_component(mutant.config)
     except UserError as error:
         message = str(error)
         assert '\n' not in message
         assert len(message) < 600
-        assert any(needle in message for needle in mutant.needles), (message, mutant)
+        assert any(word in message for word in mutant.quotable), (message, mutant)
     else:
         assert not mutant.is_wrong, mutant
         run(mutant.config)
 
 
-WHOLE = load_config(ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py').to_dict()
+RUN_CONFIG = load_config(ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py').to_dict()
 
 
+@pytest.mark.slow
 @settings(FIXED, max_examples=150)
-@given(whole_mutants(WHOLE))
-def test_a_mutated_config_of_a_run_is_refused_in_one_line_or_has_a_model(mutant: Mutant) -> None:
+@given(run_config_mutants(RUN_CONFIG))
+def test_a_mutated_run_config_is_rejected_in_one_line_or_has_a_model(mutant: Mutant) -> None:
     try:
         check_config(Config(copy.deepcopy(mutant.config)))
     except UserError as error:
         message = str(error)
         assert '\n' not in message
         assert len(message) < 700
-        assert any(needle in message for needle in mutant.needles), (message, mutant)
+        assert any(word in message for word in mutant.quotable), (message, mutant)
     else:
         assert not mutant.is_wrong, mutant
         assert 'type' in mutant.config['model']
@@ -83,7 +84,7 @@ def test_a_mutated_config_of_a_run_is_refused_in_one_line_or_has_a_model(mutant:
             run(backbone)
 
 
-# What the search and a reading of the code found, each once.
+# Errors that fuzzing and code review have found.
 FOUND: dict[str, tuple[dict[str, Any], str]] = {
     'self': ({'self': 1}, "unknown argument 'self' of InLinePVT"),
     'a key that is no string': ({None: True}, 'unknown argument None of InLinePVT'),
@@ -121,24 +122,24 @@ FOUND: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize('name', FOUND)
-def test_what_was_found(name: str) -> None:
+def test_found_errors_are_reported(name: str) -> None:
     options, message = FOUND[name]
     with pytest.raises(UserError, match=message):
-        check_module({'type': 'inline.InLinePVT', 'arch': PYRAMID, 'img_size': 32, **options})
+        check_component({'type': 'inline.InLinePVT', 'arch': PYRAMID, 'img_size': 32, **options})
 
 
-def test_a_depth_that_makes_two_levels_one_is_told_with_what_was_written() -> None:
+def test_out_indices_that_coincide_are_reported_as_written() -> None:
     config = {'type': 'inline.InLineDeiT', 'arch': {'embed_dims': 16, 'depth': 1, 'num_heads': 2}}
     with pytest.raises(UserError, match=r'out_indices \(0, -1\): .* for a depth of 1'):
-        check_module({**config, 'out_indices': [0, -1]})
+        check_component({**config, 'out_indices': [0, -1]})
 
 
-def test_a_class_token_has_no_place_on_a_reduced_map() -> None:
-    """Told when the model is built, not when the first image comes."""
+def test_mixers_on_reduced_maps_do_not_support_a_class_token() -> None:
+    """The error comes when the model is built, not with the first image."""
     for mixer in ({'type': 'InLine', 'window_size': 2}, {'type': 'Softmax', 'sr_ratio': 2}):
-        with pytest.raises(UserError, match='no place for a class token'):
-            check_module({'type': 'inline.InLineDeiT', 'mixers': mixer})
+        with pytest.raises(UserError, match='do not support a class token'):
+            check_component({'type': 'inline.InLineDeiT', 'mixers': mixer})
     with pytest.raises(UserError, match='mixers has 0 entries'):
-        check_module({'type': 'inline.InLineDeiT', 'mixers': []})
+        check_component({'type': 'inline.InLineDeiT', 'mixers': []})
     with pytest.raises(UserError, match=r'out_indices \(-13,\): must be increasing blocks out of -12\.\.11'):
-        check_module({'type': 'inline.InLineDeiT', 'out_indices': [-13]})
+        check_component({'type': 'inline.InLineDeiT', 'out_indices': [-13]})

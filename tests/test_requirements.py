@@ -1,65 +1,39 @@
-"""What is installed is known to the version."""
+"""The versions that setup.cfg promises are those that the code needs."""
 
-import re
-from importlib.metadata import metadata, requires, version
-
-import pytest
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+import ast
+import configparser
+import sys
 
 from tests.conftest import ROOT
 
 
-def lines_of(name: str) -> list[str]:
-    lines = (line.split('#')[0].strip() for line in (ROOT / name).read_text().splitlines())
-    return [line for line in lines if line]
+def test_minimum_python_is_the_same_everywhere() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    assert setup['options']['python_requires'] == '>=3.11'
+    assert setup['mypy']['python_version'] == '3.11'
+    assert 'target-version = "py311"' in (ROOT / 'pyproject.toml').read_text()
+    assert sys.version_info >= (3, 11)
 
 
-LINES, BROUGHT_ALONG = lines_of('requirements.txt'), lines_of('constraints.txt')
-
-
-@pytest.mark.parametrize('line', sorted({*LINES, *BROUGHT_ALONG}))
-def test_a_requirement_names_one_version_and_that_is_installed(line: str) -> None:
-    pinned = re.fullmatch(r'([A-Za-z0-9_.-]+)==([0-9][0-9A-Za-z.+!]*)', line)
-    assert pinned, f'{line!r} must be name==version: no range, no wildcard, no address, no option'
-    # A build for one device adds its name: 2.13.0+cpu.
-    assert version(pinned[1]).split('+')[0] == pinned[2]
-
-
-def test_every_requirement_takes_the_oldest_python_that_the_set_up_takes() -> None:
-    oldest = re.search(r'version_info < \((\d+), (\d+)\)', (ROOT / 'tools' / 'setup_env.sh').read_text())
-    assert oldest
-    python = '.'.join(oldest.groups())
-    needs = {line: metadata(line.split('==')[0])['Requires-Python'] for line in LINES}
-    assert not [line for line, need in needs.items() if need and python not in SpecifierSet(need)]
-
-
-@pytest.mark.parametrize('lines', [LINES, BROUGHT_ALONG], ids=['requirements', 'constraints'])
-def test_no_requirement_stands_twice(lines: list[str]) -> None:
-    names = [canonicalize_name(line.split('==')[0]) for line in lines]
-    assert len(names) == len(set(names))
-    assert 'torch' in names
-
-
-def test_all_that_the_requirements_bring_along_is_pinned_and_nothing_else() -> None:
-    pinned = {canonicalize_name(line.split('==')[0]) for line in BROUGHT_ALONG}
-    # A build of torch for GPUs names the versions of what it brings itself.
-    brought = {name for name in installed_by(LINES) if not name.startswith(('cuda-', 'nvidia-', 'triton'))}
-    # pip does not list what it installs with itself.
-    assert brought - {'setuptools', 'wheel'} == pinned
-
-
-def installed_by(lines: list[str]) -> set[str]:
-    """Names of the distributions that pip installs for requirements, all the way down."""
-    seen: set[tuple[str, str]] = set()
-    todo = [(Requirement(line).name, '') for line in lines]
-    while todo:
-        name, extra = todo.pop()
-        if (canonicalize_name(name), extra) in seen:
-            continue
-        seen.add((canonicalize_name(name), extra))
-        for needed in map(Requirement, requires(name) or ()):
-            if needed.marker is None or needed.marker.evaluate({'extra': extra}):
-                todo += [(needed.name, one) for one in ('', *needed.extras)]
-    return {name for name, _ in seen}
+def test_minimum_torch_has_the_functions_that_are_used() -> None:
+    """Functions of torch that are newer than 2.4, and the version that added each."""
+    added = {
+        'safe_globals': (2, 5),
+        'fully_shard': (2, 6),
+        'is_exporting': (2, 7),
+        'optimization_hint': (2, 12),
+    }
+    names = set()
+    for path in (ROOT / 'inline').rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names |= {alias.name for alias in getattr(node, 'names', []) if isinstance(alias, ast.alias)}
+            names |= {node.attr} if isinstance(node, ast.Attribute) else set()
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    (minimum,) = [
+        tuple(map(int, line.removeprefix('torch>=').split('.')))
+        for line in setup['options']['install_requires'].split()
+        if line.startswith('torch>=')
+    ]
+    assert minimum == max(version for name, version in added.items() if name in names)

@@ -1,12 +1,13 @@
-"""Tools in processes that need not import the stack: a server that has imported it forks one for each.
+"""Tools in processes that do not have to import the stack: a fork server imports it once.
 
-Importing torch and the toolboxes takes several seconds, most of what a short run takes. What a forked process
-registers or changes is gone after it, as with a fresh one. Processes that a tool starts by itself, of
-:mod:`inline.engine.runs`, are forked as well.
+Importing torch and the toolboxes takes several seconds, most of the time of a short run. Each tool runs in a
+fork of the server, so that its registrations and patches end with it, as in a fresh process. Processes that
+a tool starts through :mod:`inline.reproduce.runs` are forked, too.
 """
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import runpy
@@ -25,25 +26,27 @@ _SERVER.set_forkserver_preload(['tests.warm_imports'])
 
 
 def run_warm(
-    words: Sequence[str], folder: Path, env: Mapping[str, str], timeout: float
+    command: Sequence[str], folder: Path, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """A Python tool and its words, run in `folder`, as :func:`subprocess.run` would run it."""
+    """Run a Python tool in `folder` with the interface of :func:`subprocess.run`."""
     with tempfile.TemporaryDirectory() as temporary:
         out, err = Path(temporary) / 'out', Path(temporary) / 'err'
-        process = _SERVER.Process(target=_run, args=(list(words), str(folder), dict(env), str(out), str(err)))
+        process = _SERVER.Process(
+            target=_run, args=(list(command), str(folder), dict(env), str(out), str(err))
+        )
         process.start()
         process.join(timeout)
         if process.is_alive():
             process.kill()
             process.join()
-            raise subprocess.TimeoutExpired(list(words), timeout)
+            raise subprocess.TimeoutExpired(list(command), timeout)
         return subprocess.CompletedProcess(
-            list(words), process.exitcode or 0, out.read_text(), err.read_text()
+            list(command), process.exitcode or 0, out.read_text(), err.read_text()
         )
 
 
-def spare_time() -> None:
-    """Leave out what takes most of a short run: MMEngine's report of the machine, and tidy configs."""
+def skip_slow_reports() -> None:
+    """Turn off what dominates a short run: MMEngine's report of the machine, and formatted configs."""
     from mmengine.runner import Runner
     from yapf.yapflib import yapf_api
 
@@ -51,8 +54,18 @@ def spare_time() -> None:
     yapf_api.FormatCode = lambda text, **_: (text, True)
 
 
+def freeze_imported_objects() -> None:
+    """Exclude all objects that exist now from garbage collection.
+
+    The toolboxes create more than a million objects. MMEngine collects garbage whenever it builds a dataset,
+    which takes 0.3 s each time, and much longer in a forked process, where it copies every memory page.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class ForkedTool:
-    """In place of :class:`subprocess.Popen` for a Python tool: a fork of this process runs it."""
+    """Replacement of :class:`subprocess.Popen` that runs a Python tool in a fork of this process."""
 
     def __init__(
         self,
@@ -90,14 +103,14 @@ class ForkedTool:
         return self.returncode
 
 
-def _run(words: list[str], folder: str, env: dict[str, str], out: str, err: str) -> None:
+def _run(command: list[str], folder: str, env: dict[str, str], out: str, err: str) -> None:
     for path, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.chdir(folder)
-    from inline.engine import runs
+    from inline.reproduce import runs
 
     runs.subprocess = SimpleNamespace(Popen=ForkedTool, run=_run_forked)  # type: ignore[assignment]
-    sys.exit(_run_tool(words, env))
+    sys.exit(_run_tool(command, env))
 
 
 def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) -> Any:
@@ -109,11 +122,11 @@ def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) 
     return tool
 
 
-def _run_tool(words: Sequence[str], env: Mapping[str, str]) -> int:
+def _run_tool(command: Sequence[str], env: Mapping[str, str]) -> int:
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = list(words)
-    code = exit_code(partial(runpy.run_path, words[0], run_name='__main__'))
+    sys.argv = list(command)
+    code = exit_code(partial(runpy.run_path, command[0], run_name='__main__'))
     with contextlib.suppress(SystemExit):
         atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -122,7 +135,7 @@ def _run_tool(words: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def exit_code(work: Callable[[], object]) -> int:
-    """What Python would exit with after `work`."""
+    """Return the exit code of a Python program that calls `work`."""
     code: Any = 0
     try:
         work()

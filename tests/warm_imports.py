@@ -1,11 +1,12 @@
-"""What the server of :mod:`tests.warm` imports before it forks: what nearly every tool needs."""
+"""Imports of the fork server of :mod:`tests.warm`: what nearly every tool needs."""
 
 import importlib
 
-from inline.compat import prepare
-from tests.warm import spare_time
+from inline.openmmlab.patches import apply_patches
+from tests.warm import freeze_imported_objects, skip_slow_reports
 
-prepare()
-spare_time()
-for _name in ('mmpretrain.apis', 'mmdet.apis', 'mmseg.apis', 'inline.engine.launch', 'inline.inference'):
+apply_patches()
+skip_slow_reports()
+for _name in ('mmpretrain.apis', 'mmdet.apis', 'mmseg.apis', 'inline.engine.launch', 'inline.apis'):
     importlib.import_module(_name)
+freeze_imported_objects()

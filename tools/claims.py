@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Try the paper's claims at home: two probes, five attentions on digits, and one page with the verdicts.
+"""Test the claims of the paper: two probe tasks, five attentions on digits, and a page of verdicts.
 
-Runs tools/probe.py, tools/ablate.py parts and tools/analyze.py, and writes report.html. Stopped, it goes on
-when run again; what is done and unchanged is not done twice.
+Runs tools/probe.py, tools/ablate.py components and tools/analyze.py, then writes report.html and claims.md.
+Interrupted trainings resume; finished ones are not repeated.
 """
 
 import argparse
@@ -11,48 +11,62 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from inline.compat import prepare
-from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 DATA = Path('data') / 'digit_scenes'
 
 
 def main() -> None:
+    args = parse_args()
+    apply_patches()
+    from inline.datasets.digits.scenes import DigitScenesOptions, write_digit_scenes
+
+    started = time.monotonic()
+    if args.data_root is None:
+        write_digit_scenes(DATA, DigitScenesOptions(), show_progress=True)
+    elif not (Path(args.data_root) / DATA.name).is_dir():
+        # Check early: the probes run for minutes before the first training would fail.
+        raise UserError(f'--data-root {args.data_root!r} has no folder {DATA.name!r}: omit it to create one')
+    measure(args)
+    write_results(args, time.monotonic() - started)
+
+
+def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        '--work-dir', type=Path, default=Path('work_dirs/claims'), help='(default: %(default)s)'
+        '--work-dir', type=Path, default=Path('work_dirs/claims'), help='output folder (default: %(default)s)'
     )
-    parser.add_argument('--seeds', type=int, default=3, metavar='K', help='trainings a row (default: 3)')
-    parser.add_argument('--images', type=int, default=40, help='a model is analysed on (default: 40)')
-    parser.add_argument('--data-root', metavar='FOLDER', help='digit scenes made before (default: made here)')
+    parser.add_argument('--seeds', type=int, default=3, metavar='K', help='seeds per row (default: 3)')
+    parser.add_argument('--images', type=int, default=40, help='images to analyse per model (default: 40)')
     parser.add_argument(
-        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='for the trainings on digits'
+        '--data-root',
+        metavar='FOLDER',
+        help='folder that contains digit_scenes (default: create it in data/)',
     )
-    parser.add_argument('--probe-steps', type=int, metavar='N', help='steps of a probe (default: its own)')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        default=[],
+        metavar='KEY=VALUE',
+        help='override settings of the trainings on digits',
+    )
+    parser.add_argument(
+        '--probe-steps', type=int, metavar='N', help='training steps of a probe (default: as tools/probe.py)'
+    )
     args = parser.parse_args()
     for flag, value in (('seeds', args.seeds), ('images', args.images), ('probe-steps', args.probe_steps)):
         if value is not None and value < 1:
             raise UserError(f'--{flag} {value}: must be at least 1')
-    prepare()
-    from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
-
-    started = time.monotonic()
-    if args.data_root is None:
-        write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)
-    elif not (Path(args.data_root) / DATA.name).is_dir():
-        # The probes before the first training take minutes.
-        raise UserError(
-            f'--data-root {args.data_root!r} has no folder {DATA.name!r}: leave it out to make one'
-        )
-    measure(args)
-    write(args, time.monotonic() - started)
+    return args
 
 
 def measure(args: argparse.Namespace) -> None:
-    """The three tools one after another, each as a user would call it."""
-    from inline.engine.runs import ROOT, call
-    from inline.reproduce.ablations import ABLATIONS, plan
-    from inline.reproduce.claims import PARTS
+    """Run the three tools one after another."""
+    from inline.reproduce.ablations import ABLATIONS, plan_runs
+    from inline.reproduce.claims import COMPONENTS
+    from inline.reproduce.provenance import ROOT
+    from inline.reproduce.runs import call
 
     def tool(name: str, *words: object) -> None:
         call([sys.executable, str(ROOT / 'tools' / name), *map(str, words)], f'tools/{name}')
@@ -61,57 +75,64 @@ def measure(args: argparse.Namespace) -> None:
     data = ['--data-root', args.data_root] if args.data_root else []
     options = ['--cfg-options', *args.cfg_options] if args.cfg_options else []
     steps = ['--steps', args.probe_steps] if args.probe_steps else []
+    components = folder / 'components'
     tool('probe.py', '--seeds', args.seeds, '--out', folder / 'probes', *steps)
-    tool('ablate.py', 'parts', '--seeds', args.seeds, '--out', folder / 'parts', *data, *options)
-    runs = plan(ABLATIONS['parts'], 'digits', args.seeds, folder / 'parts')
+    tool('ablate.py', 'components', '--seeds', args.seeds, '--out', components, *data, *options)
+    runs = plan_runs(ABLATIONS['components'], 'digits', args.seeds, components)
     for seed, out in enumerate(analysis_folders(args)):
-        models = [(runs[row, seed].config, runs[row, seed].last_checkpoint()) for row in PARTS]
-        words = [*chain(*models), '--label', *PARTS.values(), '--images', args.images, '--out', out, *data]
+        models = [(runs[row, seed].config, runs[row, seed].last_checkpoint()) for row in COMPONENTS]
+        words = [
+            *chain(*models), '--label', *COMPONENTS.values(), '--images', args.images, '--out', out, *data
+        ]  # fmt: skip
         for analysis in ('injectivity', 'locality'):
             tool('analyze.py', analysis, *words)
 
 
 def analysis_folders(args: argparse.Namespace) -> list[Path]:
-    """What is measured of the trained models, by seed."""
+    """Return the output folder of the analysis for each seed."""
     return [args.work_dir / 'analysis' / f'seed{seed}' for seed in range(args.seeds)]
 
 
-def write(args: argparse.Namespace, seconds: float) -> None:
-    from inline.engine import environment
-    from inline.engine.runs import clock
+def write_results(args: argparse.Namespace, seconds: float) -> None:
+    from inline.analysis.probe_runs import plan_runs
+    from inline.analysis.probes import MIXER_ROWS, PROBES, STEPS
     from inline.reproduce import claims
+    from inline.reproduce.runs import format_minutes
+    from inline.utils.environment import describe_environment
 
     folder = args.work_dir
-    probes, levels = claims.read_probes(folder / 'probes' / 'runs.csv')
+    probe_runs = plan_runs(list(PROBES), list(MIXER_ROWS), args.seeds, args.probe_steps or STEPS)
+    probes, levels = claims.read_probes(folder / 'probes' / 'runs.csv', probe_runs)
+    locality = [seed / 'locality.csv' for seed in analysis_folders(args)]
+    uniform = claims.read_locality(locality, 'chance (%)')
     evidence = claims.Evidence(
-        claims.read_outcomes(folder / 'parts' / 'results.csv'),
-        [claims.read_collisions(seed / 'injectivity.csv') for seed in analysis_folders(args)],
-        [claims.read_locality(seed / 'locality.csv') for seed in analysis_folders(args)],
-        probes,
-        levels,
+        accuracies=claims.read_accuracies(folder / 'components' / 'results.csv'),
+        collisions=claims.read_collisions([seed / 'injectivity.csv' for seed in analysis_folders(args)]),
+        locality=claims.read_locality(locality, 'attention (%)'),
+        locality_with_local=claims.read_locality(locality, 'with local terms (%)'),
+        uniform_locality=uniform['softmax'][0],
+        probes=probes,
+        levels=levels,
     )
     first = analysis_folders(args)[0]
+    probe_figure = folder / 'probes' / 'probes.png'
     figures = {
-        'Probes: accuracy of every mixer, with chance and the best possible': folder
-        / 'probes'
-        / 'probes.png',
-        'Accuracy on digits': folder / 'parts' / 'figure.png',
-        'Collisions of queries, models of seed 0': first / 'injectivity.png',
-        'Locality of attention, layer by layer, models of seed 0': first / 'locality.png',
+        'Probes: accuracy of every mixer, with chance level and best possible accuracy': probe_figure,
+        'Accuracy on digits': folder / 'components' / 'figure.png',
+        'Colliding queries, models of seed 0': first / 'injectivity.png',
+        'Locality of attention per layer, models of seed 0': first / 'locality.png',
     }
     settings = {
-        'Machine': environment.describe_hardware(),
-        'Versions': environment.describe_versions(),
-        'Commit': environment.describe_commit(),
-        'Date': environment.today(),
+        **{name.capitalize(): value for name, value in describe_environment().items()},
         'Seeds': f'0 to {args.seeds - 1}',
-        'Took': f'{clock(seconds)} minutes, without what an earlier run had done',
+        'Duration': f'{format_minutes(seconds)} minutes, not counting results of earlier runs',
     }
-    page = folder / 'report.html'
-    claims.write_page(evidence, figures, settings, page)
-    for claim in claims.judge(evidence):
-        print(f'{claim.verdict:>30}: {claim.statement} ({claim.measured})')
-    print(f'report: {page} (took {clock(seconds)})')
+    verdicts = claims.judge(evidence)
+    claims.write_page(evidence, figures, settings, folder / 'report.html')
+    claims.write_markdown(verdicts, settings, folder / 'claims.md')
+    for claim in verdicts:
+        print(f'{claim.verdict:>12}: {claim.statement} ({claim.measured})')
+    print(f'report: {folder / "report.html"} (took {format_minutes(seconds)})')
 
 
 if __name__ == '__main__':

@@ -1,16 +1,20 @@
 #!/usr/bin/env python
-"""Train one InLine backbone for three tasks on the digit scenes, test each, and write a report.
+"""Train an InLine backbone for three tasks on the digit scenes, test each model, and write a report.
 
-The classifier is trained first; Mask R-CNN and SemanticFPN are fine-tuned from its weights, and Mask
-R-CNN is also trained from scratch for as long, to show what pretraining gives. Interrupted, it goes on
-where it stopped; what is done and unchanged is not done again.
+A classifier is trained first. Mask R-CNN and Semantic FPN are fine-tuned from its weights. Mask R-CNN is
+also trained from scratch for the same number of iterations, to show the effect of pretraining. After an
+interruption the demo resumes; finished runs are not repeated.
 """
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inline.compat import prepare
-from inline.errors import OneLineParser, exit_on_user_error
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, exit_on_user_error
+
+if TYPE_CHECKING:
+    from inline.reproduce.runs import Run
 
 DATA = Path('data') / 'digit_scenes'
 
@@ -18,69 +22,77 @@ DATA = Path('data') / 'digit_scenes'
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument(
-        '--work-dir', type=Path, default=Path('work_dirs/demo'), help='(default: %(default)s)'
+        '--work-dir',
+        type=Path,
+        default=Path('work_dirs/demo'),
+        help='folder for runs and report (default: %(default)s)',
     )
-    parser.add_argument('--fresh', action='store_true', help='do everything again')
+    parser.add_argument('--fresh', action='store_true', help='discard finished runs and start again')
     args = parser.parse_args()
-    prepare()
-    from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
-    from inline.engine.runs import clock
-    from inline.report import collect_results, compare_detection, format_table, write_csv, write_report
+    apply_patches()
+    from inline.datasets.digits.scenes import DigitScenesOptions, write_digit_scenes
+    from inline.reproduce.report import (
+        collect_results,
+        compare_detection,
+        format_table,
+        write_csv,
+        write_report,
+    )
+    from inline.reproduce.runs import format_minutes
 
     started = time.monotonic()
-    write_digit_scenes(DATA, DigitScenesOptions(), progress=progress_bar)
-    train_and_test(args.work_dir, args.fresh)
+    write_digit_scenes(DATA, DigitScenesOptions(), show_progress=True)
+    runs = train_and_test(args.work_dir, args.fresh)
     results = collect_results(args.work_dir)
     page = args.work_dir / 'report.html'
-    write_report(results, page, describe_machine())
-    write_csv(results, args.work_dir / 'results.csv')
+    write_report(results, page, describe_run())
+    provenance = {run.name: run.provenance() for run in runs}
+    write_csv(results, provenance, args.work_dir / 'results.csv')
     print(f'\n{format_table(results)}\n\n{compare_detection(results)}')
-    print(f'report: {page} (took {clock(time.monotonic() - started)})')
+    print(f'report: {page} (took {format_minutes(time.monotonic() - started)})')
 
 
-def train_and_test(work_dir: Path, fresh: bool) -> None:
-    """The classifier, then what starts from it; on two cores, two processes at a time.
+def train_and_test(work_dir: Path, fresh: bool) -> 'list[Run]':
+    """Train and test the classifier, then the models fine-tuned from it, with two processes at a time.
 
-    What an earlier demo did is done again if `fresh`.
+    Args:
+        work_dir: Folder for the runs.
+        fresh: Discard the runs of an earlier demo.
     """
     from inline.engine.config import load_config
-    from inline.engine.runs import ROOT, Run, run_all
+    from inline.reproduce.runs import ROOT, Run, run_all
 
     def run(name: str, config: str, pretrained: Path | None = None, processes: int = 1) -> Run:
         path = ROOT / 'configs' / 'digits' / f'{config}.py'
         batch = load_config(path).train_dataloader.batch_size
-        made = Run(
+        created = Run(
             path,
             work_dir / name,
             pretrained=pretrained,
             processes=processes,
             options=(f'train_dataloader.batch_size={batch // processes}',),
             keep_predictions=True,
-            depends_on=(DATA / 'meta.json').read_text(),
         )
         if fresh:
-            made.forget()
-        return made
+            created.delete()
+        return created
 
     classifier = run('classification', 'inline-pvt-micro_digits', processes=2)
-    run_all([classifier], width=1)
+    run_all([classifier], max_parallel=1)
     weights = classifier.last_checkpoint()
     mask_rcnn, semantic_fpn = (f'{head}_inline-pvt-micro_digits' for head in ('mask-rcnn', 'semantic-fpn'))
     detectors = [run('detection', mask_rcnn, pretrained=weights), run('detection_scratch', mask_rcnn)]
-    run_all(detectors, width=2)
-    run_all([run('segmentation', semantic_fpn, pretrained=weights, processes=2)], width=1)
+    run_all(detectors, max_parallel=2)
+    segmentor = run('segmentation', semantic_fpn, pretrained=weights, processes=2)
+    run_all([segmentor], max_parallel=1)
+    return [classifier, *detectors, segmentor]
 
 
-def describe_machine() -> dict[str, str]:
-    from inline.engine import environment
+def describe_run() -> dict[str, str]:
+    from inline.utils.environment import describe_environment
 
-    return {
-        'Machine': environment.describe_hardware(processes=2),
-        'Versions': environment.describe_versions(),
-        'Commit': environment.describe_commit(),
-        'Date': environment.today(),
-        'Seed': '0 for the data and for every run',
-    }
+    environment = {name.capitalize(): value for name, value in describe_environment(processes=2).items()}
+    return {**environment, 'Seed': '0 for the data and for every run'}
 
 
 if __name__ == '__main__':

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Export a trained model to a file that runs without this package, and check that it computes the same.
+"""Export a trained model to a file that runs without this package, and verify its outputs.
 
 python tools/export.py CONFIG CHECKPOINT --format onnx --dynamic
 
-docs/export.md says what is in the file and how other programs run it.
+See docs/export.md for the contents of the file and how to run it.
 """
 
 import argparse
@@ -11,55 +11,58 @@ import re
 import signal
 from pathlib import Path
 
-from inline.compat import prepare
 from inline.engine.flags import add_cfg_options, add_data_root, add_trust
-from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
-KINDS = ('onnx', 'torch-export', 'aoti')
-WHAT = ('model', 'backbone')
+FORMATS = ('onnx', 'torch-export', 'aoti')
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file, or the name of one in configs/')
-    parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--format', choices=KINDS, default='onnx', help='kind of file (default: onnx)')
-    parser.add_argument('--dynamic', action='store_true', help='any batch, height and width')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
+    parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
+    parser.add_argument('--format', choices=FORMATS, default='onnx', help='file format (default: onnx)')
+    parser.add_argument('--dynamic', action='store_true', help='accept any batch size, height and width')
     parser.add_argument('--size', metavar='H[xW]', help="image size to trace at (default: the config's)")
-    parser.add_argument('--what', choices=WHAT, default='model', help='the whole model, or its backbone')
     parser.add_argument(
-        '--with-preprocessing', action='store_true', help='take pixels of 0 to 255, not normalised ones'
+        '--what', choices=('model', 'backbone'), default='model', help='part to export (default: model)'
     )
-    parser.add_argument('--int8', action='store_true', help='int8 weights in linear layers (onnx)')
     parser.add_argument(
-        '--evaluate', action='store_true', help='test the file and the model on the test data'
+        '--with-preprocessing', action='store_true', help='accept pixel values of 0 to 255 and normalise them'
     )
-    parser.add_argument('--out', type=Path, metavar='FILE', help='file to write (default: by the checkpoint)')
+    parser.add_argument('--int8', action='store_true', help='quantise linear layers to int8 (onnx only)')
+    parser.add_argument(
+        '--evaluate', action='store_true', help='evaluate the model and the file on the test data'
+    )
+    parser.add_argument(
+        '--out', type=Path, metavar='FILE', help='output file (default: next to the checkpoint)'
+    )
     add_data_root(parser)
     add_cfg_options(parser)
     add_trust(parser)
     args = parser.parse_args()
-    # Ended in either way, it leaves no half of a file.
+    # SIGTERM raises like Ctrl-C: temporary files are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     size = parse_size(args.size) if args.size else None
-    prepare()
+    apply_patches()
+    from inline.apis.export.run import ExportOptions, export
+    from inline.apis.loading import find_config
+    from inline.checkpoints import trust_checkpoints
+    from inline.datasets.custom import fit_to_custom_data
     from inline.engine.config import set_data_root
-    from inline.engine.finetune import fit_to_own_data
-    from inline.engine.safe_loading import install as install_safe_loading
-    from inline.engine.safe_loading import trusting
-    from inline.export.run import Request, export
-    from inline.inference.loading import find_config
+    from inline.openmmlab.patches import read_data_files_safely
 
-    install_safe_loading()
+    read_data_files_safely()
     cfg = find_config(args.config, args.cfg_options)
     if args.data_root:
         set_data_root(cfg, args.data_root)
     if args.evaluate:
-        fit_to_own_data(cfg)
-    request = Request(
+        fit_to_custom_data(cfg)
+    options = ExportOptions(
         name=Path(args.config).stem,
         checkpoint=args.checkpoint,
-        kind=args.format,
+        format=args.format,
         dynamic=args.dynamic,
         size=size,
         what=args.what,
@@ -68,8 +71,8 @@ def main() -> None:
         evaluate=args.evaluate,
         out=args.out,
     )
-    with trusting(args.trust_checkpoint):
-        for line in export(cfg, request):
+    with trust_checkpoints(args.trust_checkpoint):
+        for line in export(cfg, options):
             print(line, flush=True)
 
 

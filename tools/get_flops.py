@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Count the parameters and multiply-adds of a config's model, part by part.
+"""Count the parameters and multiply-adds of a config's model and its modules.
 
-Attention counts at its true cost: InLine grows with the number of tokens, softmax with its square.
+Attention is counted at its real cost: linear in the number of tokens for InLine, quadratic for softmax.
 """
 
-from inline.columns import align
-from inline.compat import prepare
 from inline.engine.flags import add_cfg_options
-from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.tables import align
 
 
 def main() -> None:
@@ -18,25 +18,25 @@ def main() -> None:
         type=int,
         nargs=2,
         metavar=('H', 'W'),
-        help='height and width of the image (default: the backbone’s img_size for a classifier, 800 1280 '
+        help="height and width of the image (default: the backbone's img_size for a classifier, 800 1280 "
         'for a detector, 512 512 for a segmentor)',
     )
     add_cfg_options(parser)
     args = parser.parse_args()
-    prepare()
-    from inline.engine.complexity import count_config, usual_shape
+    apply_patches()
+    from inline.benchmark.flops import count_config_flops, default_shape
     from inline.engine.config import load_config
 
     cfg = load_config(args.config, args.cfg_options)
-    shape = tuple(args.shape or usual_shape(cfg))
+    shape = tuple(args.shape or default_shape(cfg))
     if min(shape) < 1:
-        raise UserError(f'--shape {shape[0]} {shape[1]}: must be two sizes in pixels')
+        raise UserError(f'--shape {shape[0]} {shape[1]}: must be positive')
     rows = [
-        [cost.part, f'{cost.parameters / 1e6:.2f}', f'{cost.multiply_adds / 1e9:.2f}']
-        for cost in count_config(cfg, shape)
+        [cost.name, f'{cost.parameters / 1e6:.2f}', f'{cost.multiply_adds / 1e9:.2f}']
+        for cost in count_config_flops(cfg, shape)
     ]
     print(f'input {shape[0]}×{shape[1]}')
-    print(*align([['part', 'params (M)', 'FLOPs (G)'], *rows], right=[1, 2]), sep='\n')
+    print(*align([['module', 'params (M)', 'FLOPs (G)'], *rows], right=[1, 2]), sep='\n')
 
 
 if __name__ == '__main__':

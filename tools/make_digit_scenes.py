@@ -1,36 +1,34 @@
 #!/usr/bin/env python
-"""Write the digit scenes: real handwriting on real photographs, made of files inside installed wheels."""
+"""Create the digit scenes from handwritten digits and photographs in installed packages."""
 
 import argparse
 import time
 from dataclasses import fields
 from pathlib import Path
 
-import cv2
+from PIL import Image
 
-from inline.datasets.digit_contact_sheet import contact_sheet
-from inline.datasets.digit_scenes import DigitScenesOptions, progress_bar, write_digit_scenes
-from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.datasets.digits.contact_sheet import contact_sheet
+from inline.datasets.digits.scenes import DigitScenesOptions, write_digit_scenes
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 
 def parse_args() -> argparse.Namespace:
     parser = OneLineParser(
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog='The same options give the same bytes. A whole set of the same options is left as it is.',
+        epilog='The output is deterministic. Complete digit scenes with the same options are kept.',
     )
     parser.add_argument('--out', type=Path, default=Path('data/digit_scenes'), help='folder to write')
     for option in fields(DigitScenesOptions):
         flag = f'--{option.name.replace("_", "-")}'
         parser.add_argument(flag, type=int, metavar='N', default=option.default, help=option.metadata['help'])
-    parser.add_argument('--overwrite', action='store_true', help='replace an earlier set of digit scenes')
-    parser.add_argument(
-        '--contact-sheet', type=Path, metavar='PATH', help='also draw samples into this image'
-    )
+    parser.add_argument('--overwrite', action='store_true', help='replace existing digit scenes')
+    parser.add_argument('--contact-sheet', type=Path, metavar='PATH', help='also draw samples into an image')
     args = parser.parse_args()
     sheet = args.contact_sheet
     if sheet and sheet.suffix.lower() not in ('.jpg', '.jpeg', '.png'):
-        parser.error(f'--contact-sheet is {str(sheet)!r}, but must end in .jpg, .jpeg or .png')
+        parser.error(f'--contact-sheet {str(sheet)!r}: must end in .jpg, .jpeg or .png')
     return args
 
 
@@ -40,29 +38,24 @@ def main() -> None:
         **{option.name: getattr(args, option.name) for option in fields(DigitScenesOptions)}
     )
     start = time.perf_counter()
-    written = write_digit_scenes(
-        args.out,
-        options,
-        overwrite=args.overwrite,
-        progress=progress_bar,
-    )
-    if written:
+    if write_digit_scenes(args.out, options, overwrite=args.overwrite, show_progress=True):
         print(
             f'{args.out}: wrote {options.num_classification_train} + {options.num_classification_val} '
             f'classification images and {options.num_scenes_train} + {options.num_scenes_val} scenes '
             f'(train + val) in {time.perf_counter() - start:.1f} s'
         )
     else:
-        print(f'{args.out}: whole already, with these options; nothing to do (--overwrite makes it anew)')
+        print(f'{args.out}: complete with these options, nothing to do (--overwrite writes it again)')
     if args.contact_sheet:
         write_contact_sheet(args.contact_sheet, options)
 
 
 def write_contact_sheet(path: Path, options: DigitScenesOptions) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parameters = [] if path.suffix.lower() == '.png' else [cv2.IMWRITE_JPEG_QUALITY, 80]
-    if not cv2.imwrite(str(path), contact_sheet(options), parameters):
-        raise UserError(f'cannot write {path}')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(contact_sheet(options)).save(path, quality=80)
+    except OSError as error:
+        raise UserError(f'cannot write {path}: {error}') from error
     print(f'{path}: contact sheet')
 
 

@@ -1,28 +1,25 @@
 #!/usr/bin/env python
-"""Write configs/*/metafile.yml and model-index.yml, by which OpenMMLab's tools find the models."""
+"""Write configs/*/metafile.yml and model-index.yml, which let OpenMMLab's tools find the models."""
 
-from pathlib import Path
-
-from inline.compat import prepare
-from inline.errors import OneLineParser, UserError, exit_on_user_error
-
-ROOT = Path(__file__).resolve().parents[1]
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('--check', action='store_true', help='change nothing; fail if a file is out of date')
+    parser.add_argument('--check', action='store_true', help='write nothing; fail if a file is out of date')
     args = parser.parse_args()
-    prepare()
-    from inline.reproduce.metafiles import render_all
+    apply_patches()
+    from inline.reproduce.generated_files import render_metafiles
+    from inline.reproduce.provenance import ROOT
+    from inline.reproduce.tables import MEASURED
 
-    for path, text in render_all(ROOT / 'results' / 'measured').items():
+    for path, text in render_metafiles(MEASURED).items():
         if not args.check:
             path.write_text(text)
         elif not path.is_file() or path.read_text() != text:
-            raise UserError(
-                f'{str(path.relative_to(ROOT))!r} is out of date: run `python tools/make_metafiles.py`'
-            )
+            name = str(path.relative_to(ROOT))
+            raise UserError(f'{name!r} is out of date: run `python tools/make_metafiles.py`')
 
 
 if __name__ == '__main__':

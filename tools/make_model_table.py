@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""Count all released models and write results/measured/models.csv: parameters and multiply-adds."""
+"""Write results/measured/models.csv: parameters and multiply-adds of all released models."""
 
-import csv
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from inline.compat import prepare
-from inline.errors import OneLineParser, exit_on_user_error
-from inline.official.catalogue import FAMILIES, OFFICIAL, OfficialModel
+from inline.checkpoints.official import FAMILIES, OFFICIAL, OfficialModel
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, exit_on_user_error
+from inline.utils.tables import write_csv
 
 OUT = Path(__file__).resolve().parents[1] / 'results' / 'measured' / 'models.csv'
 NUM_CLASSES = 1000
@@ -18,26 +18,25 @@ COLUMNS = ('model', 'backbone', 'arch', 'image size', 'params (M)', 'FLOPs (G)')
 
 def main() -> None:
     OneLineParser(description=__doc__).parse_args()
-    prepare()
-    with OUT.open('w', newline='') as file:
-        csv.writer(file, lineterminator='\n').writerows([COLUMNS, *map(table_row, OFFICIAL.values())])
+    apply_patches()
+    write_csv(OUT, COLUMNS, map(table_row, OFFICIAL.values()))
 
 
 def table_row(model: OfficialModel) -> list[str]:
-    """A model with a classifier of 1000 classes, at the resolution it was trained at."""
-    from inline.engine.complexity import count
+    """Return the row of a model with a classifier of 1000 classes, at its training resolution."""
+    from inline.benchmark.flops import count_flops
 
     with torch.device('meta'):
         backbone = model.build()
         head = nn.Linear(backbone.dims[-1], NUM_CLASSES)
         image = torch.zeros(1, 3, model.img_size, model.img_size)
-        cost = count(backbone, lambda: backbone(image))[-1]
+        cost = count_flops(backbone, lambda: backbone(image))[-1]
     parameters = cost.parameters + sum(p.numel() for p in head.parameters())
     multiply_adds = cost.multiply_adds + head.weight.numel()
-    kind = FAMILIES[model.family].__name__
+    backbone_type = FAMILIES[model.family].__name__
     return [
         model.name,
-        f'`inline.{kind}`',
+        f'`inline.{backbone_type}`',
         f'`{model.arch}`',
         str(model.img_size),
         f'{parameters / 1e6:.2f}',

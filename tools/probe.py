@@ -1,22 +1,19 @@
 #!/usr/bin/env python
-"""Score every attention on two small tasks: can it see the length of a query, and its neighbour?
+"""Train every attention on two probe tasks: predict the length of a query, and the token to the right.
 
-Prints a table and writes it as table.csv and probes.png, beside runs.csv with every single training. Stopped,
-it goes on when run again; what runs.csv has of the same settings is not trained twice.
+Prints a table and writes table.csv, probes.png and runs.csv, which has one line per training. An interrupted
+run continues when it is started again: trainings in runs.csv with the same settings are not repeated.
 """
 
 import argparse
-import csv
 import os
 from pathlib import Path
 
-from tqdm import tqdm
-
-from inline.analysis.probe_runs import draw, perform, plan_runs, table_rows
+from inline.analysis.probe_runs import draw_probes, plan_runs, run_probes, table_rows
 from inline.analysis.probes import MIXER_ROWS, PROBES, STEPS
-from inline.columns import align
-from inline.errors import OneLineParser, exit_on_user_error
-from inline.whole_files import make_folder
+from inline.utils.atomic import make_folder
+from inline.utils.errors import OneLineParser, exit_on_user_error
+from inline.utils.tables import align, write_csv
 
 
 def main() -> None:
@@ -25,18 +22,12 @@ def main() -> None:
     runs = plan_runs(tasks, mixers, args.seeds, args.steps)
     tasks, mixers = ([*dict.fromkeys(names)] for names in (tasks, mixers))
     make_folder('--out', args.out)
-    scores = perform(
-        runs,
-        args.out / 'runs.csv',
-        args.workers,
-        lambda done, total: tqdm(done, total=total, desc='probes', unit='training'),
-    )
+    scores = run_probes(runs, args.out / 'runs.csv', args.workers)
     rows = table_rows(scores, tasks, mixers)
-    with (args.out / 'table.csv').open('w', newline='') as file:
-        csv.writer(file, lineterminator='\n').writerows(rows)
-    draw(scores, tasks, mixers, args.out / 'probes.png')
+    write_csv(args.out / 'table.csv', rows[0], rows[1:])
+    draw_probes(scores, tasks, mixers, args.out / 'probes.png')
     print(*align(rows, right=range(1, len(rows[0]))), sep='\n')
-    print(f'seeds: {args.seeds}, steps: {args.steps}; {args.out}: table.csv, probes.png, runs.csv')
+    print(f'seeds: {args.seeds}, steps: {args.steps}; wrote table.csv, probes.png and runs.csv to {args.out}')
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,15 +35,15 @@ def parse_args() -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument('--task', nargs='+', metavar='NAME', help=f'{", ".join(PROBES)} (default: both)')
     parser.add_argument('--mixer', nargs='+', metavar='NAME', help=f'{", ".join(MIXER_ROWS)} (default: all)')
-    parser.add_argument('--seeds', type=int, default=3, metavar='K', help='trainings of each (default: 3)')
+    parser.add_argument('--seeds', type=int, default=3, metavar='K', help='number of seeds (default: 3)')
     parser.add_argument(
-        '--steps', type=int, default=STEPS, metavar='N', help='of a training (default: %(default)s)'
+        '--steps', type=int, default=STEPS, metavar='N', help='training steps (default: %(default)s)'
     )
     parser.add_argument(
-        '--out', type=Path, default=Path('work_dirs/probes'), help='folder (default: %(default)s)'
+        '--out', type=Path, default=Path('work_dirs/probes'), help='output folder (default: %(default)s)'
     )
     parser.add_argument(
-        '--workers', type=int, default=cores, metavar='N', help='processes (default: the cores there are)'
+        '--workers', type=int, default=cores, metavar='N', help='number of processes (default: all cores)'
     )
     return parser.parse_args()
 

@@ -1,20 +1,21 @@
 #!/usr/bin/env python
-"""Reproduce the tables of the paper: list their rows, show what one needs, or run them.
+"""Reproduce the tables of the paper: list rows, show a row, or run rows.
 
-A run tests the weights you give, or trains and then tests with --train, through tools/train.py and
-tools/test.py. Each result goes to results/measured/TABLE.csv with commit, hardware, versions and date, and
-is shown beside what is expected. Stopped, it goes on when run again; rows that are done are not done twice.
+`run` tests the given weights, or with --train trains and then tests, using tools/train.py and tools/test.py.
+Each result is added to results/measured/TABLE.csv with commit, hardware, versions, date and digests of
+config, data and starting weights, and is compared with the expected number. Interrupted runs resume;
+finished ones are not repeated.
 """
 
 import argparse
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inline.columns import align
-from inline.compat import prepare
-from inline.errors import OneLineParser, UserError, exit_on_user_error
+from inline.engine.flags import add_data_root
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.tables import align
 
 if TYPE_CHECKING:
     from inline.reproduce.tables import Row
@@ -25,38 +26,43 @@ UNKNOWN = '–'
 
 def main() -> None:
     args = parse_args()
-    prepare()
+    apply_patches()
     {'list': list_rows, 'show': show_row, 'run': run_rows}[args.action](args)
 
 
 def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest='action', required=True, metavar='list|show|run')
-    listing = actions.add_parser('list', help='the rows of a table, or of all')
+    listing = actions.add_parser('list', help='list the rows of one table or of all')
     listing.add_argument('--table', help='imagenet, coco, ade20k or digits (default: all)')
-    show = actions.add_parser('show', help='what a row needs, and the commands that make it')
-    show.add_argument('--table', required=True)
-    show.add_argument('--row', required=True)
-    run = actions.add_parser('run', help='measure one row, several, or a whole table')
-    run.add_argument('--table', required=True)
-    run.add_argument('--row', action='append', help='a row of the table, may be given again (default: all)')
+    show = actions.add_parser('show', help='show the figures of a row and the commands to measure it')
+    show.add_argument('--table', required=True, help='imagenet, coco, ade20k or digits')
+    show.add_argument('--row', required=True, help='a row of the table')
+    run = actions.add_parser('run', help='measure one or more rows, or the complete table')
+    run.add_argument('--table', required=True, help='imagenet, coco, ade20k or digits')
+    run.add_argument('--row', action='append', help='a row of the table; can be repeated (default: all)')
     run.add_argument(
         '--weights',
         type=Path,
         metavar='CHECKPOINT',
-        help='the weights to test; with --train, those that the backbone starts from',
+        help='checkpoint to test; with --train, pretrained weights of the backbone',
     )
-    run.add_argument('--train', action='store_true', help='train first')
-    run.add_argument('--data-root', default=os.environ.get('INLINE_DATA_ROOT'), metavar='FOLDER')
-    run.add_argument('--nproc', type=int, default=1, help='processes, as a rule one a GPU (default: 1)')
+    run.add_argument('--train', action='store_true', help='train before the test')
+    add_data_root(run)
+    run.add_argument('--nproc', type=int, default=1, help='processes, usually one per GPU (default: 1)')
     run.add_argument('--amp', action='store_true', help='train with mixed precision')
     run.add_argument(
-        '--auto-scale-lr', action='store_true', help='fit the learning rate to another total batch'
+        '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
     )
-    run.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE')
-    run.add_argument('--again', action='store_true', help='measure rows anew that have been measured')
     run.add_argument(
-        '--work-dir', type=Path, default=Path('work_dirs/reproduce'), help='(default: %(default)s)'
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='override settings of the config'
+    )
+    run.add_argument('--again', action='store_true', help='repeat measurements that are already recorded')
+    run.add_argument(
+        '--work-dir',
+        type=Path,
+        default=Path('work_dirs/reproduce'),
+        help='folder for the runs (default: %(default)s)',
     )
     for action in (listing, show, run):
         action.add_argument(
@@ -64,17 +70,17 @@ def parse_args() -> argparse.Namespace:
             type=Path,
             default=ROOT / 'results' / 'measured',
             metavar='FOLDER',
-            help='where measured figures are kept (default: results/measured)',
+            help='folder of the measured results (default: results/measured)',
         )
     return parser.parse_args()
 
 
 def list_rows(args: argparse.Namespace) -> None:
-    from inline.reproduce.measured import find_measured
+    from inline.reproduce.measure import find_measured
     from inline.reproduce.tables import TABLES, find_table
 
     for table in [find_table(args.table)] if args.table else TABLES.values():
-        lines = [['row', 'config', 'weights to test', 'weights to train from', 'expected', 'measured']]
+        lines = [['row', 'config', 'weights to test', 'starting weights', 'expected', 'measured']]
         for row in table.rows.values():
             lines.append(
                 [
@@ -90,7 +96,7 @@ def list_rows(args: argparse.Namespace) -> None:
 
 
 def show_row(args: argparse.Namespace) -> None:
-    from inline.reproduce.measured import read_measured
+    from inline.reproduce.measure import read_measured
     from inline.reproduce.tables import find_table
 
     row = find_table(args.table).row(args.row)
@@ -102,30 +108,30 @@ def show_row(args: argparse.Namespace) -> None:
     )
     for line in read_measured(row.table, args.results):
         if line['row'] == row.name:
-            origin = f'{line["how"]} {line["date"]}, commit {line["commit"]}'
+            origin = f'{line["how"]} on {line["date"]}, commit {line["commit"]}'
             print(f'measured  {format_figures(row, line)} ({origin})')
-    this = f'python tools/reproduce.py run --table {row.table.name} --row {row.name}'
+    command = f'python tools/reproduce.py run --table {row.table.name} --row {row.name}'
     if row.released:
         weights = f'checkpoints/{row.released}.pth'
         print(f'test      python tools/convert_checkpoint.py {row.released} {weights}')
-        print(f'          {this} --weights {weights}')
+        print(f'          {command} --weights {weights}')
     else:
-        print(f'test      {this} --weights YOURS.pth')
+        print(f'test      {command} --weights YOURS.pth')
     if row.starts_from:
-        print(f'train     (starts from {row.starts_from}: python tools/convert_checkpoint.py makes it)')
-        print(f'          {this} --train --nproc 8')
+        print(f'train     (starts from {row.starts_from}: python tools/convert_checkpoint.py creates it)')
+        print(f'          {command} --train --nproc 8')
     else:
-        print(f'train     {this} --train' + ('' if row.table.name == 'digits' else ' --nproc 8'))
+        print(f'train     {command} --train' + ('' if row.table.name == 'digits' else ' --nproc 8'))
 
 
 def run_rows(args: argparse.Namespace) -> None:
-    from inline.reproduce.run import Request, measure
+    from inline.reproduce.measure import Request, measure
     from inline.reproduce.tables import find_table
 
     table = find_table(args.table)
     rows = [table.row(name) for name in args.row or table.rows]
     if args.weights is not None and len(rows) > 1:
-        raise UserError(f'--weights are of one row: name it with --row, one of {", ".join(table.rows)}')
+        raise UserError(f'--weights needs exactly one --row: choose one of {", ".join(table.rows)}')
     if args.nproc < 1:
         raise UserError(f'--nproc {args.nproc}: must be at least 1')
     request = Request(
@@ -148,24 +154,19 @@ def run_rows(args: argparse.Namespace) -> None:
 
 
 def compare(row: 'Row', measured: Mapping[str, str]) -> list[list[str]]:
+    """Return a line per metric: row, metric, expected, measured, difference."""
     lines = []
     for metric in row.metrics:
         expected, value = row.expected.get(metric.column), float(measured[metric.column])
-        known = expected is not None
-        lines.append(
-            [
-                row.name,
-                metric.title,
-                f'{expected:.2f}' if known else UNKNOWN,
-                f'{value:.2f}',
-                f'{value - expected:+.2f}' if expected is not None else UNKNOWN,
-            ]
-        )
+        comparison = [UNKNOWN, f'{value:.2f}', UNKNOWN]
+        if expected is not None:
+            comparison = [f'{expected:.2f}', f'{value:.2f}', f'{value - expected:+.2f}']
+        lines.append([row.name, metric.title, *comparison])
     return lines
 
 
 def format_figures(row: 'Row', values: Mapping[str, object]) -> str:
-    """For example «box AP 43.4, mask AP 39.1»; what is not known is left out."""
+    """Format known figures, for example ``box AP 43.4, mask AP 39.1``."""
     known = [(m.title, values[m.column]) for m in row.metrics if values.get(m.column) not in (None, '')]
     return ', '.join(f'{title} {value}' for title, value in known) or UNKNOWN
 

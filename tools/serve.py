@@ -1,57 +1,60 @@
 #!/usr/bin/env python
-"""Serve a page on this machine to try a model on: drop an image, see the prediction, click a point.
+"""Serve a local web page to try a model: upload an image, see the prediction, click a point.
 
-It shows what the clicked token attends to in every layer, and the local residual; with --compare, those of
-another model beside it. Only this machine can open the page. Ctrl-C ends it.
+The page shows the attention of the clicked token in every layer and the local residual, with --compare also
+those of a second model. The server listens on 127.0.0.1 only. Stop it with Ctrl-C.
 """
 
 import argparse
 import signal
 import threading
 
-from inline.compat import prepare
 from inline.engine.flags import add_trust
-from inline.errors import OneLineParser, exit_on_user_error
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
     args = parse_args()
-    prepare()
-    from inline.serve.app import check_port, running
-    from inline.serve.desk import Desk
-    from inline.serve.served import read_models
-    from inline.serve.uploads import Limits
+    apply_patches()
+    from inline.apis.serve.app import check_port, run_server
+    from inline.apis.serve.controller import Controller, load_models
+    from inline.apis.serve.uploads import UploadLimits
 
-    limits = Limits(args.max_megabytes, args.max_megapixels)
+    limits = UploadLimits(args.max_megabytes, args.max_megapixels)
     check_port(args.port)
     pairs = [(args.config, args.checkpoint), *([args.compare] if args.compare else [])]
-    desk = Desk(read_models(pairs, args.device, args.trust_checkpoint), limits)
-    # Ended in either way, the page leaves no files.
+    controller = Controller(load_models(pairs, args.device, args.trust_checkpoint), limits)
+    # SIGTERM raises like Ctrl-C: temporary files are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with running(desk, args.port) as address:
-        print(f'open {address} in a browser on this machine; Ctrl-C ends the page', flush=True)
+    with run_server(controller, args.port) as url:
+        print(f'open {url} in a browser on this machine; press Ctrl-C to stop', flush=True)
         threading.Event().wait()
 
 
 def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file, or the name of one in configs/')
-    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
+    parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
     parser.add_argument(
-        '--compare', nargs=2, metavar=('CONFIG', 'CHECKPOINT'), help='another model to show beside it'
+        '--compare', nargs=2, metavar=('CONFIG', 'CHECKPOINT'), help='second model to compare with'
     )
     parser.add_argument('--port', type=int, default=7860, help='port on 127.0.0.1 (default: %(default)s)')
     parser.add_argument(
-        '--max-megabytes', type=float, default=20, metavar='MB', help='largest file (default: %(default)s)'
+        '--max-megabytes',
+        type=float,
+        default=20,
+        metavar='MB',
+        help='maximum file size (default: %(default)s)',
     )
     parser.add_argument(
         '--max-megapixels',
         type=float,
         default=25,
         metavar='MP',
-        help='most pixels of an image, in millions (default: %(default)s)',
+        help='maximum number of pixels in millions (default: %(default)s)',
     )
-    parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: a GPU if there is one)')
+    parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: GPU if available)')
     add_trust(parser)
     return parser.parse_args()
 

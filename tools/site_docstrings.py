@@ -1,4 +1,4 @@
-"""Extension of Griffe, which reads the docstrings for the site: roles such as :func:`name` become code."""
+"""Griffe extension for the API pages: shows roles such as :func:`name` as plain code."""
 
 import re
 from typing import Any
@@ -9,6 +9,8 @@ ROLE = re.compile(r':(?:attr|class|data|func|meth|mod):(?=`)')
 
 
 class Roles(Extension):
+    """Removes reStructuredText roles from all docstrings."""
+
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = ROLE.sub('', obj.docstring.value)

@@ -1,12 +1,11 @@
-"""Hooks of mkdocs.yml: the site holds the files of the repository that pages link to.
+"""MkDocs hooks (see mkdocs.yml): add the files of the repository that pages link to.
 
-A page links to code, tables and configs by relative paths, as a reader of the repository follows them. The
-site has nothing outside docs/, so each file that is linked to becomes a page of it below source/.
+Pages link to code, tables and configs by relative paths, which also work in the repository. The site contains
+only docs/, so every linked file outside of docs/ becomes a generated page below source/.
 """
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,54 +15,54 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, SOURCE = PurePosixPath('docs'), PurePosixPath('source')
 LINK = re.compile(r'(?<=\]\()(?P<path>(?![a-z]+:)[^)\s#]+)(?=[)#])')
-NEEDS = re.compile(r'^<!-- needs: (?P<what>[a-z, ]+) -->$', re.MULTILINE)
-NEEDED = {
+NEEDS = re.compile(r'^<!-- needs: (?P<names>[a-z, ]+) -->$', re.MULTILINE)
+REQUIREMENTS = {
     'data': 'data that is not in the repository',
     'gpus': 'GPUs',
-    'network': 'the network',
+    'network': 'network access',
     'slurm': 'SLURM',
 }
 LANGUAGES = {'.py': 'python', '.sh': 'bash', '.yml': 'yaml', '.json': 'json'}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file or folder outside docs/ that a page links to, and for what those link to."""
-    waiting = {
+    """Add a page for each linked file or folder outside docs/, including those that such pages link to."""
+    pending = {
         path
         for file in files.documentation_pages()
         for path in linked_paths(file.content_string, DOCS / file.src_uri)
     }
     done: set[PurePosixPath] = set()
-    while waiting - done:
-        path = min(waiting - done)
-        text = describe(path)
+    while pending - done:
+        path = min(pending - done)
+        text = render_source(path)
         files.append(File.generated(config, source_page(path), content=relink(text, path, source_page(path))))
         done.add(path)
-        waiting |= linked_paths(text, path)
+        pending |= linked_paths(text, path)
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Send links that leave docs/ to the pages below source/, and show what a command needs."""
+    """Point links out of docs/ to the pages below source/, and show the requirements of commands."""
     uri = page.file.src_uri
     if not uri.startswith(f'{SOURCE}/'):
         markdown = relink(markdown, DOCS / uri, uri)
-    return NEEDS.sub(lambda match: show_needs(match['what']), markdown)
+    return NEEDS.sub(lambda match: render_requirements(match['names']), markdown)
 
 
-def show_needs(what: str) -> str:
-    told = ' and '.join(NEEDED[word] for word in what.replace(',', ' ').split())
-    return f'<p class="needs">needs {told}</p>\n'
+def render_requirements(names: str) -> str:
+    text = ' and '.join(REQUIREMENTS[name] for name in names.replace(',', ' ').split())
+    return f'<p class="needs">needs {text}</p>\n'
 
 
 def linked_paths(text: str, path: PurePosixPath) -> set[PurePosixPath]:
-    """What the page at `path` of the repository links to outside docs/, if it exists."""
+    """Return the existing files and folders outside docs/ that the page at `path` links to."""
     targets = (resolve(path, match['path']) for match in LINK.finditer(text))
     return {target for target in targets if is_outside_docs(target)}
 
 
 def relink(text: str, path: PurePosixPath, uri: str) -> str:
-    """The text of the repository's `path` with links that fit its place `uri` on the site."""
+    """Return the text of the repository's file `path` with links adapted to its address `uri` on the site."""
 
     def replace(match: re.Match[str]) -> str:
         target = resolve(path, match['path'])
@@ -92,28 +91,17 @@ def relative(target: str, page: str) -> str:
     return os.path.relpath(target, PurePosixPath(page).parent)
 
 
-def describe(path: PurePosixPath) -> str:
-    """A page that shows a file of the repository as it is, or the names in a folder."""
+def render_source(path: PurePosixPath) -> str:
+    """Return a page that shows a file of the repository, or the README and file names of a folder."""
     file = ROOT / path
-    kind: Callable[[PurePosixPath], str] = (
-        _describe_folder if file.is_dir() else _describe_text if file.suffix != '.md' else _describe_page
-    )
-    return f'---\ntitle: {path}\nsearch:\n  exclude: true\n---\n{kind(path)}'
-
-
-def _describe_folder(path: PurePosixPath) -> str:
-    """Its README, and the names of its files; links to all of them would draw in whole trees."""
-    files = sorted((ROOT / path).iterdir())
-    readme = (
-        (ROOT / path / 'README.md').read_text() if (ROOT / path / 'README.md').is_file() else f'# {path}\n'
-    )
-    return f'{readme}\nFiles:\n\n' + ''.join(f'- `{path}/{file.name}`\n' for file in files)
-
-
-def _describe_text(path: PurePosixPath) -> str:
-    file = ROOT / path
-    return f'# `{path}`\n\n````{LANGUAGES.get(file.suffix, "text")}\n{file.read_text()}\n````\n'
-
-
-def _describe_page(path: PurePosixPath) -> str:
-    return (ROOT / path).read_text()
+    if file.is_dir():
+        # Only names: links would add all files of the folder to the site.
+        readme = file / 'README.md'
+        title = readme.read_text() if readme.is_file() else f'# {path}\n'
+        names = ''.join(f'- `{path}/{child.name}`\n' for child in sorted(file.iterdir()))
+        body = f'{title}\nFiles:\n\n{names}'
+    elif file.suffix == '.md':
+        body = file.read_text()
+    else:
+        body = f'# `{path}`\n\n````{LANGUAGES.get(file.suffix, "text")}\n{file.read_text()}\n````\n'
+    return f'---\ntitle: {path}\nsearch:\n  exclude: true\n---\n{body}'

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Test a checkpoint through SLURM.
+# Test a checkpoint on a SLURM cluster.
+#
 # Usage: tools/slurm_test.sh PARTITION JOB_NAME CONFIG CHECKPOINT [flags of tools/test.py]
-# GPUS (8), GPUS_PER_NODE (8), CPUS_PER_TASK (5) and SRUN_ARGS are taken from the environment.
+#
+# Environment variables: GPUS (8), GPUS_PER_NODE (8), CPUS_PER_TASK (5), SRUN_ARGS, PYTHON (python).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 source "$root/tools/slurm_common.sh"
+parse_help "$@"
 [ $# -ge 4 ] || fail "usage: tools/slurm_test.sh PARTITION JOB_NAME CONFIG CHECKPOINT [flags of tools/test.py]"
 partition=$1 job_name=$2 config=$3 checkpoint=$4
 shift 4
 check_file config "$config"
-check_file checkpoint "$checkpoint"
+check_checkpoint "$checkpoint"
 submit "$partition" "$job_name" "$root/tools/test.py" "$config" "$checkpoint" "$@"

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Train the model of a config. Which toolbox trains it, the config says."""
+"""Train the model of a config."""
 
-from inline.compat import prepare
 from inline.engine.flags import add_run_flags
 from inline.engine.signals import stop_request
-from inline.errors import OneLineParser, exit_on_user_error
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
-    stop_request.watch()
+    stop_request.listen()
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
     parser.add_argument(
@@ -16,13 +16,15 @@ def main() -> None:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='go on from a checkpoint; without a path, from the last one in the work directory',
+        help='resume from a checkpoint; without a path, from the last one in the work directory',
     )
     parser.add_argument(
-        '--pretrained', metavar='CHECKPOINT', help='start the backbone from the weights in this checkpoint'
+        '--pretrained',
+        metavar='CHECKPOINT',
+        help='load the weights of the backbone: file, folder, URL or USER/MODEL on the Hub',
     )
     parser.add_argument(
-        '--amp', action='store_true', help='mixed precision (bfloat16 in the backbone on a CPU)'
+        '--amp', action='store_true', help='train with mixed precision (on a CPU: bfloat16 in the backbone)'
     )
     parser.add_argument('--no-validate', action='store_true', help='do not evaluate during training')
     parser.add_argument(
@@ -31,11 +33,11 @@ def main() -> None:
     parser.add_argument(
         '--replay',
         metavar='DUMP',
-        help='run the step again at which a training stopped because its loss was not finite, and tell where',
+        help='repeat the step whose loss was not finite, and find the module that caused it',
     )
     add_run_flags(parser)
     args = parser.parse_args()
-    prepare()
+    apply_patches()
     from inline.engine.launch import train
     from inline.engine.replay import replay
 

@@ -11,11 +11,10 @@ model = dict(
         topk=(1,),
     ),
 )
-# So small a network stays at chance level for long unless the optimizer's memory of squared gradients is
-# short and the rate grows slowly.
+# A network this small stays at chance level for a long time unless beta2 is small and the warm-up is slow.
 optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.9)))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=300),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=1000, val_interval=250)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=1000, val_interval=250)

@@ -1,5 +1,5 @@
 _base_ = ['mmdet::_base_/models/mask-rcnn_r50_fpn.py', '../_base_/digits/detection.py']
-# Narrow heads, few RoIs and one sample a bin: on a CPU RoIAlign's backward pass is the largest cost.
+# Narrow heads, few RoIs, one sample per bin: on a CPU the backward pass of RoIAlign is the largest cost.
 norm_cfg = dict(type='GN', num_groups=8)
 roi_layer = dict(type='RoIAlign', output_size=7, sampling_ratio=1)
 model = dict(
@@ -21,4 +21,4 @@ model = dict(
     ),
     test_cfg=dict(rpn=dict(nms_pre=300, max_per_img=100)),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=160, val_interval=80)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=160, val_interval=80)

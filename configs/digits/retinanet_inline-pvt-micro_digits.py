@@ -4,7 +4,7 @@ model = dict(
     backbone=dict(_delete_=True, **_base_.backbone, out_indices=(1, 2, 3)),
     neck=dict(in_channels=[64, 128, 192], out_channels=64, start_level=0, num_outs=4, norm_cfg=norm_cfg),
     bbox_head=dict(
-        type='inline.detection.RetinaHead',
+        type='inline.RetinaHead',
         num_classes=10,
         in_channels=64,
         feat_channels=64,
@@ -15,4 +15,4 @@ model = dict(
 )
 val_evaluator = dict(metric='bbox')
 test_evaluator = val_evaluator
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=160, val_interval=80)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=160, val_interval=80)

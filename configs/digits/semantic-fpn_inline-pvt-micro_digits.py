@@ -6,7 +6,7 @@ model = dict(
     backbone=dict(_delete_=True, **_base_.backbone),
     neck=dict(in_channels=[32, 64, 128, 192], out_channels=64, norm_cfg=norm_cfg),
     decode_head=dict(
-        loss_decode=dict(type='inline.segmentation.CrossEntropyLoss', class_weight=_base_.class_weight),
+        loss_decode=dict(type='inline.CrossEntropyLoss', class_weight=_base_.class_weight),
         in_channels=[64, 64, 64, 64],
         channels=64,
         num_classes=11,
@@ -14,4 +14,4 @@ model = dict(
         dropout_ratio=0.0,
     ),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=800, val_interval=200)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=800, val_interval=200)

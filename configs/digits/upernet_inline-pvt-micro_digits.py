@@ -5,7 +5,7 @@ model = dict(
     pretrained=None,
     backbone=dict(_delete_=True, **_base_.backbone),
     decode_head=dict(
-        loss_decode=dict(type='inline.segmentation.CrossEntropyLoss', class_weight=_base_.class_weight),
+        loss_decode=dict(type='inline.CrossEntropyLoss', class_weight=_base_.class_weight),
         in_channels=[32, 64, 128, 192],
         channels=64,
         num_classes=11,
@@ -13,11 +13,11 @@ model = dict(
         dropout_ratio=0.0,
     ),
     auxiliary_head=dict(
-        loss_decode=dict(type='inline.segmentation.CrossEntropyLoss', class_weight=_base_.class_weight),
+        loss_decode=dict(type='inline.CrossEntropyLoss', class_weight=_base_.class_weight),
         in_channels=128,
         channels=64,
         num_classes=11,
         norm_cfg=norm_cfg,
     ),
 )
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=800, val_interval=200)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=800, val_interval=200)

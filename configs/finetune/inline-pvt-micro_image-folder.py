@@ -1,4 +1,4 @@
-# A laptop's size: the small backbone of the digit scenes, images of 48 pixels.
+# Small enough for a laptop: the backbone of the digit scenes, images of 48 pixels.
 _base_ = ['../_base_/finetune/image-folder.py', '../_base_/digits/backbone.py']
 model = dict(backbone=dict(**_base_.backbone, out_indices=(3,)), head=dict(in_channels=192))
 train_pipeline = _base_.train_pipeline

@@ -1,4 +1,4 @@
-# A laptop's size: the small backbone of the digit scenes, images within 320×240.
+# Small enough for a laptop: the backbone of the digit scenes, images within 320×240.
 _base_ = [
     'mmdet::_base_/models/retinanet_r50_fpn.py',
     '../_base_/finetune/coco-format.py',

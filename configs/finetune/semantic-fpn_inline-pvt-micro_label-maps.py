@@ -1,4 +1,4 @@
-# A laptop's size: the small backbone of the digit scenes, crops of 96 pixels.
+# Small enough for a laptop: the backbone of the digit scenes, crops of 96 pixels.
 _base_ = [
     'mmseg::_base_/models/fpn_r50.py',
     '../_base_/finetune/label-maps.py',

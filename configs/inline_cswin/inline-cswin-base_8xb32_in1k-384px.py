@@ -1,4 +1,4 @@
-# Fine-tuned from the weights of 224 pixels.
+# Fine-tuned from the weights trained at 224 pixels.
 _base_ = ['../_base_/imagenet/data_384.py', '../_base_/imagenet/recipe_timm.py']
 model = dict(
     backbone=dict(type='inline.InLineCSwin', arch='base', img_size=384, out_indices=(3,), drop_path_rate=0.7),

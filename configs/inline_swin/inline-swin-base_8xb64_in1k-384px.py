@@ -1,4 +1,4 @@
-# Fine-tuned from the weights of 224 pixels. Images are not cropped for testing.
+# Fine-tuned from the weights trained at 224 pixels. Test images are not cropped.
 _base_ = ['../_base_/imagenet/data_384.py', '../_base_/imagenet/recipe.py']
 model = dict(
     backbone=dict(type='inline.InLineSwin', arch='base', img_size=384, out_indices=(3,), drop_path_rate=0.5),

@@ -1,4 +1,4 @@
-# A plain transformer has one stride: mmseg's Feature2Pyramid makes the four levels of it, from four depths.
+# A plain transformer has one stride: Feature2Pyramid makes four levels from the outputs of four blocks.
 _base_ = ['../_base_/coco/mask-rcnn.py', '../_base_/coco/schedule_swin_1x.py']
 model = dict(
     backbone=dict(

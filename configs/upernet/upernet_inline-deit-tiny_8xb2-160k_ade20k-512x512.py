@@ -1,4 +1,4 @@
-# A plain transformer has one stride: mmseg's Feature2Pyramid makes the four levels of it, from four depths.
+# A plain transformer has one stride: Feature2Pyramid makes four levels from the outputs of four blocks.
 _base_ = '../_base_/ade20k/upernet_160k.py'
 model = dict(
     backbone=dict(

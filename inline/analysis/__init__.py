@@ -1,5 +1,5 @@
-"""What the paper measures on attention: injectivity, locality, what masking costs, and maps to look at.
+"""Measurements of attention: injectivity, locality, accuracy under masking, attention maps and probe tasks.
 
-The measurements (``layers``, ``places``, ``injectivity``, ``locality``, ``masking``, ``maps``) need torch
-alone; ``subjects`` brings models and data from configs, ``commands`` is what ``tools/analyze.py`` runs.
+``layers``, ``injectivity``, ``locality``, ``masking``, ``maps`` and ``probes`` need only torch. ``models``
+builds models and data from configs. ``commands`` implements ``tools/analyze.py``.
 """

@@ -1,33 +1,49 @@
-"""What ``tools/analyze.py`` runs: measure, write CSV and a figure, print a small table."""
+"""The commands of ``tools/analyze.py``: each measures, writes a CSV file and a figure, and prints a table."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from inline.analysis import figures
-from inline.analysis.illustration import LENGTHS, illustrate, largest_difference
-from inline.analysis.injectivity import TOLERANCE, layer_collisions
-from inline.analysis.layers import Layer, watch
+from inline.analysis.injectivity import (
+    QUERY_LENGTHS,
+    TOLERANCE,
+    layer_collisions,
+    make_collinear_queries,
+    max_distance,
+)
+from inline.analysis.layers import Layer, capture_inputs
 from inline.analysis.locality import Locality, layer_locality
 from inline.analysis.maps import LayerMaps, Pixel, check_query, layer_maps
-from inline.analysis.masking import Mask, check_maskable, masked
-from inline.analysis.subjects import Batch, Subject, count_batch, read_image, read_subject, sample_images
-from inline.analysis.tables import Cell, format_table, write_csv
-from inline.errors import UserError
-from inline.models.mixers.base import Part
-from inline.whole_files import make_folder
+from inline.analysis.masking import Mask, check_maskable, masked_attention
+from inline.analysis.models import (
+    AnalysisModel,
+    Batch,
+    load_analysis_model,
+    read_image,
+    sample_images,
+)
+from inline.models.mixers.base import AttentionInputs
+from inline.utils.atomic import make_folder
+from inline.utils.errors import UserError
+from inline.utils.tables import Cell, format_table, write_csv
 
 PERCENT = 100
+T = TypeVar('T')
+Loader = DataLoader[Any]
+Shares = tuple[float | None, ...]
 
 
-def read_models(args: argparse.Namespace) -> list[tuple[Subject, DataLoader[Any]]]:
-    """The models named on the command line, each by a config and a checkpoint, and images for each."""
+def load_models(args: argparse.Namespace) -> list[tuple[AnalysisModel, Loader]]:
+    """Load the models of the command line, given as pairs of config and checkpoint, and their images."""
     for flag, value in (('--images', args.images), ('--batch-size', args.batch_size)):
         if value is not None and value < 1:
             raise UserError(f'{flag} {value}: must be at least 1')
@@ -36,11 +52,12 @@ def read_models(args: argparse.Namespace) -> list[tuple[Subject, DataLoader[Any]
     pairs = list(zip(args.models[::2], args.models[1::2], strict=True))
     labels = args.label or [Path(config).stem for config, _ in pairs]
     if len(labels) != len(pairs):
-        raise UserError(f'--label has {len(labels)} names: there are {len(pairs)} models')
-    if len(set(labels)) < len(labels):
-        raise UserError(f'two models are called {_repeated(labels)!r}: tell them apart with --label')
-    subjects = [
-        read_subject(
+        raise UserError(f'--label has {len(labels)} names, but there are {len(pairs)} models')
+    label, count = Counter(labels).most_common(1)[0]
+    if count > 1:
+        raise UserError(f'{count} models have the label {label!r}: give each a different one with --label')
+    models = [
+        load_analysis_model(
             config,
             checkpoint,
             label=label,
@@ -50,48 +67,41 @@ def read_models(args: argparse.Namespace) -> list[tuple[Subject, DataLoader[Any]
         )
         for label, (config, checkpoint) in zip(labels, pairs, strict=True)
     ]
-    return [
-        (subject, sample_images(subject, args.images, args.seed, args.batch_size)) for subject in subjects
-    ]
+    return [(model, sample_images(model, args.images, args.seed, args.batch_size)) for model in models]
 
 
 def run_illustration(args: argparse.Namespace) -> None:
-    shown = illustrate()
+    example = make_collinear_queries()
     folder = make_folder('--out', args.out)
     write_csv(
         folder / 'illustration.csv',
         ('attention', 'query length', 'key', 'weight'),
         [
-            (kind, length, key + 1, float(weights[query, key]))
-            for kind, weights in shown.weights.items()
-            for query, length in enumerate(LENGTHS)
-            for key in range(len(shown.keys))
+            (name, length, key + 1, float(weights[query, key]))
+            for name, weights in example.weights.items()
+            for query, length in enumerate(QUERY_LENGTHS)
+            for key in range(len(example.keys))
         ],
     )
-    figures.draw_illustration(shown, folder / 'illustration.png')
-    rows = [(kind, largest_difference(weights)) for kind, weights in shown.weights.items()]
-    print(format_table(('attention', 'largest L2 difference between two queries'), rows))
-    _tell(folder, 'illustration')
+    figures.draw_illustration(example, folder / 'illustration.png')
+    rows = [(name, max_distance(weights)) for name, weights in example.weights.items()]
+    columns = ('attention', 'largest L2 distance between two queries')
+    _print_report(columns, rows, folder, 'illustration.csv', 'illustration.png')
 
 
 def run_injectivity(args: argparse.Namespace) -> None:
     if not args.tolerance > 0:
         raise UserError(f'--tolerance {args.tolerance}: must be greater than 0')
-    models = read_models(args)
+    models = load_models(args)
     folder = make_folder('--out', args.out)
-    measured = {}
-    rows: list[list[Cell]] = []
-    for subject, loader in models:
-        # Weights of attention that divides can be so large that float32 would tell equal rows apart.
-        subject.model.backbone.double()
-        collisions = measure_injectivity(subject, loader, args.tolerance)
-        measured[subject.label] = collisions
-        rows += [
-            [subject.label, image, layer, head + 1, int(found[image, head]), int(pairs[image, head])]
-            for layer, (found, pairs) in collisions.items()
-            for image in range(found.shape[0])
-            for head in range(found.shape[1])
-        ]
+    measured = {model.label: measure_injectivity(model, loader, args.tolerance) for model, loader in models}
+    rows: list[list[Cell]] = [
+        [label, image, layer, head + 1, int(found[image, head]), int(pairs[image, head])]
+        for label, collisions in measured.items()
+        for layer, (found, pairs) in collisions.items()
+        for image in range(found.shape[0])
+        for head in range(found.shape[1])
+    ]
     header = ('model', 'image', 'layer', 'head', 'colliding pairs', 'pairs')
     write_csv(folder / 'injectivity.csv', header, rows)
     figures.draw_injectivity(measured, args.tolerance, folder / 'injectivity.png')
@@ -102,39 +112,33 @@ def run_injectivity(args: argparse.Namespace) -> None:
             layer,
             found.double().sum(1).mean().item(),
             pairs.double().sum(1).mean().item(),
-            _share(found, pairs),
+            float(found.sum() / pairs.sum().clamp(min=1) * PERCENT),
         )
         for label, collisions in measured.items()
         for layer, (found, pairs) in collisions.items()
     ]
-    print(format_table(('model', 'layer', 'colliding pairs/image', 'pairs/image', 'share (%)'), table))
-    _tell(folder, 'injectivity')
-    print(folder / 'injectivity_heads.png')
+    columns = ('model', 'layer', 'colliding pairs/image', 'pairs/image', 'share (%)')
+    _print_report(columns, table, folder, 'injectivity.csv', 'injectivity.png', 'injectivity_heads.png')
 
 
 def measure_injectivity(
-    subject: Subject, loader: DataLoader[Any], tolerance: float = TOLERANCE
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """By layer, colliding pairs and all pairs of every image and head, (images, heads) each."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {layer.key: [] for layer in subject.layers}
-
-    def see(layer: Layer, parts: list[Part]) -> None:
-        collisions, pairs = layer_collisions(layer.mixer, parts, tolerance)
-        found[layer.key].append((collisions.cpu(), pairs.cpu()))
-
-    for batch in _batches(subject, loader, subject.label):
-        with watch(subject.layers, see):
-            subject.run_backbone(batch)
-    return {
-        key: (torch.cat([one for one, _ in each]), torch.cat([all_ for _, all_ in each]))
-        for key, each in found.items()
-    }
+    model: AnalysisModel, loader: Loader, tolerance: float = TOLERANCE
+) -> dict[str, tuple[Tensor, ...]]:
+    """Return colliding pairs and all pairs per image and head, each (images, heads), by layer key."""
+    # Normalisation by division can produce weights so large that equal rows differ in float32.
+    model.model.backbone.double()
+    measured = _measure_layers(
+        model,
+        loader,
+        lambda layer, inputs_list: torch.stack(layer_collisions(layer.mixer, inputs_list, tolerance)).cpu(),
+    )
+    return {key: torch.cat(batches, dim=1).unbind() for key, batches in measured.items()}
 
 
 def run_locality(args: argparse.Namespace) -> None:
-    models = read_models(args)
+    models = load_models(args)
     folder = make_folder('--out', args.out)
-    measured = {subject.label: measure_locality(subject, loader) for subject, loader in models}
+    measured = {model.label: measure_locality(model, loader) for model, loader in models}
     rows: list[list[Cell]] = [
         [label, layer, *(None if share is None else share * PERCENT for share in shares)]
         for label, layers in measured.items()
@@ -143,152 +147,148 @@ def run_locality(args: argparse.Namespace) -> None:
     header = ('model', 'layer', 'attention (%)', 'with local terms (%)', 'chance (%)')
     write_csv(folder / 'locality.csv', header, rows)
     figures.draw_locality(measured, folder / 'locality.png')
-    print(format_table(header, rows))
-    _tell(folder, 'locality')
+    _print_report(header, rows, folder, 'locality.csv', 'locality.png')
 
 
-Shares = tuple[float | None, float | None, float | None]
+def measure_locality(model: AnalysisModel, loader: Loader) -> dict[str, Shares]:
+    """Return the mean shares of attention, of attention with local terms and of chance, by layer key.
 
-
-def measure_locality(subject: Subject, loader: DataLoader[Any]) -> dict[str, Shares]:
-    """By layer, the share of attention, of attention with local terms and of chance, means over images.
-
-    None is a share that does not exist: all three where keys are not places of the map.
+    Shares are None where they are not defined: all three in layers with spatial reduction.
     """
-    found: dict[str, list[Locality]] = {layer.key: [] for layer in subject.layers}
+    measured = _measure_layers(
+        model, loader, lambda layer, inputs_list: layer_locality(layer.mixer, inputs_list)
+    )
+    shares = {key: _mean_shares(batches) for key, batches in measured.items()}
+    skipped = [key for key, (attention, *_) in shares.items() if attention is None]
+    if len(skipped) == len(measured):
+        raise UserError(f'{model.label}: all layers have spatial reduction, so locality is not defined')
+    if skipped:
+        print(f'{model.label}: skipped layers {", ".join(skipped)}, which have spatial reduction')
+    return shares
 
-    def see(layer: Layer, parts: list[Part]) -> None:
-        locality = layer_locality(layer.mixer, parts)
-        if locality is not None:
-            found[layer.key].append(locality)
 
-    for batch in _batches(subject, loader, subject.label):
-        with watch(subject.layers, see):
-            subject.run_backbone(batch)
-    without = [key for key, each in found.items() if not each]
-    if len(without) == len(found):
-        raise UserError(f'{subject.label}: all layers have spatial reduction, so that no key is near a query')
-    if without:
-        print(f'{subject.label}: layers {", ".join(without)} have spatial reduction, no key is near a query')
-    return {key: _mean_shares(each) for key, each in found.items()}
+def _mean_shares(batches: Sequence[Locality | None]) -> Shares:
+    results = [batch for batch in batches if batch is not None]
+    shares = [
+        None if values[0] is None else float(torch.cat(values).mean())
+        for values in zip(*results, strict=True)
+    ]
+    return tuple(shares or [None] * 3)
 
 
 def run_masking(args: argparse.Namespace) -> None:
     for side in args.windows:
         if side < 1 or side % 2 == 0:
-            raise UserError(f'--windows {side}: a window around a query has an odd side, such as 3')
-    models = read_models(args)
+            raise UserError(f'--windows {side}: must be odd and positive, such as 3')
+    models = load_models(args)
     folder = make_folder('--out', args.out)
-    for subject, _ in models:
-        if subject.cfg.default_scope != 'mmpretrain':
+    for model, _ in models:
+        if model.cfg.default_scope != 'mmpretrain':
             raise UserError(
-                f'{subject.label} is a model of {subject.cfg.default_scope}: '
-                'masking measures the accuracy of classifiers'
+                f'{model.label} is a model of {model.cfg.default_scope}: masking measures the accuracy of '
+                'classifiers'
             )
-        check_maskable(subject.layers)
+        check_maskable(model.layers)
     masks = [None, *(Mask(side, random, args.seed) for side in args.windows for random in (False, True))]
     rows: list[list[Cell]] = []
-    for subject, loader in models:
-        correct, images = measure_masking(subject, loader, masks)
+    for model, loader in models:
+        correct, images = measure_masking(model, loader, masks)
         rows += [
-            [subject.label, *_name_mask(mask), images, count / images * PERCENT]
+            [model.label, *_describe_mask(mask), images, count / images * PERCENT]
             for mask, count in zip(masks, correct, strict=True)
         ]
     header = ('model', 'masked keys', 'window', 'images', 'top-1 (%)')
     write_csv(folder / 'masking.csv', header, rows)
     figures.draw_masking(rows, folder / 'masking.png')
-    print(format_table(header, rows))
-    _tell(folder, 'masking')
+    _print_report(header, rows, folder, 'masking.csv', 'masking.png')
 
 
 def measure_masking(
-    subject: Subject, loader: DataLoader[Any], masks: Sequence[Mask | None]
+    model: AnalysisModel, loader: Loader, masks: Sequence[Mask | None]
 ) -> tuple[list[int], int]:
-    """Images classified rightly under each mask, and how many images there are."""
+    """Return the number of correctly classified images under each mask, and the number of images."""
     correct, images = [0] * len(masks), 0
-    for batch in _batches(subject, loader, subject.label):
+    for batch in _iterate(model, loader):
         for i, mask in enumerate(masks):
             if mask is None:
-                samples = subject.predict(batch)
+                samples = model.predict(batch)
             else:
-                with masked(subject.layers, mask, first_image=images):
-                    samples = subject.predict(batch)
-            correct[i] += sum(bool((one.pred_label == one.gt_label).all()) for one in samples)
-        images += count_batch(batch)
+                with masked_attention(model.layers, mask, first_image=images):
+                    samples = model.predict(batch)
+            correct[i] += sum(bool((sample.pred_label == sample.gt_label).all()) for sample in samples)
+        images += len(batch['inputs'])
     return correct, images
 
 
 def run_maps(args: argparse.Namespace) -> None:
-    subject = read_subject(args.config, args.checkpoint, options=args.cfg_options, layers=args.layers)
-    batch, shown = read_image(subject, args.image)
-    size = (shown.shape[0], shown.shape[1])
+    model = load_analysis_model(args.config, args.checkpoint, options=args.cfg_options, layers=args.layers)
+    batch, image = read_image(model, args.image)
+    size = (image.shape[0], image.shape[1])
     queries = [(y, x) for y, x in args.query or [(size[0] // 2, size[1] // 2)]]
     for query in queries:
         check_query(query, size)
     maps: list[LayerMaps] = []
     with torch.no_grad():
-        # The preprocessor may pad the image: the map is of the padded one.
-        padded = subject.prepare(batch)['inputs'].shape[-2:]
-
-        def see(layer: Layer, parts: list[Part]) -> None:
-            maps.append(layer_maps(layer, parts, queries, (padded[0], padded[1])))
-
-        with watch(subject.layers, see):
-            subject.run_backbone(batch)
+        # The data preprocessor may pad the image, and the maps cover the padded image.
+        height, width = model.prepare(batch)['inputs'].shape[-2:]
+        with capture_inputs(
+            model.layers,
+            lambda layer, inputs_list: maps.append(layer_maps(layer, inputs_list, queries, (height, width))),
+        ):
+            model.run_backbone(batch)
     folder = make_folder('--out', args.out)
     name = f'maps_{Path(args.image).stem}'
     header = ('layer', 'query y', 'query x', 'kind', 'row', 'column', 'weight')
-    write_csv(folder / f'{name}.csv', header, list(_map_rows(maps, queries)))
-    figures.draw_maps(shown, queries, maps, folder / f'{name}.png')
+    write_csv(folder / f'{name}.csv', header, _map_rows(maps, queries))
+    figures.draw_maps(image, queries, maps, folder / f'{name}.png')
     rows = [
-        (one.layer.name, y, x, float(weights[~weights.isnan()].min()), float(weights[~weights.isnan()].max()))
-        for one in maps
-        for (y, x), weights in zip(queries, one.weights, strict=True)
+        (layer_map.layer.name, y, x, float(np.nanmin(weights)), float(np.nanmax(weights)))
+        for layer_map in maps
+        for (y, x), weights in zip(queries, layer_map.weights.numpy(), strict=True)
     ]
-    print(format_table(('layer', 'query y', 'query x', 'smallest weight', 'largest weight'), rows))
-    _tell(folder, name)
+    columns = ('layer', 'query y', 'query x', 'smallest weight', 'largest weight')
+    _print_report(columns, rows, folder, f'{name}.csv', f'{name}.png')
 
 
 def _map_rows(maps: Sequence[LayerMaps], queries: Sequence[Pixel]) -> Iterator[list[Cell]]:
-    for one in maps:
-        for kind, grids in (('attention', one.weights), ('residual', one.residual)):
-            for (y, x), grid in zip(queries, () if grids is None else grids, strict=grids is not None):
-                for row, values in enumerate(grid.tolist()):
-                    for column, value in enumerate(values):
-                        if value == value:
-                            yield [one.layer.key, y, x, kind, row, column, value]
+    for layer_map in maps:
+        for kind, grids in (('attention', layer_map.weights), ('residual', layer_map.residual)):
+            if grids is not None:
+                for query, row, column in (~grids.isnan()).nonzero().tolist():
+                    weight = float(grids[query, row, column])
+                    yield [layer_map.layer.key, *queries[query], kind, row, column, weight]
 
 
-def _batches(subject: Subject, loader: DataLoader[Any], name: str) -> Iterator[Batch]:
-    """The batches, under a bar that says how long it will take."""
-    subject.model.eval()
-    with torch.no_grad(), tqdm(total=len(loader.dataset), desc=name, unit='image') as bar:  # type: ignore[arg-type]
+def _measure_layers(
+    model: AnalysisModel, loader: Loader, measure: Callable[[Layer, list[AttentionInputs]], T]
+) -> dict[str, list[T]]:
+    """Return the results of `measure` for each batch, by layer key."""
+    results: dict[str, list[T]] = defaultdict(list)
+
+    def callback(layer: Layer, inputs_list: list[AttentionInputs]) -> None:
+        results[layer.key].append(measure(layer, inputs_list))
+
+    with capture_inputs(model.layers, callback):
+        for batch in _iterate(model, loader):
+            model.run_backbone(batch)
+    return results
+
+
+def _iterate(model: AnalysisModel, loader: Loader) -> Iterator[Batch]:
+    """Yield the batches without gradients, with a progress bar."""
+    model.model.eval()
+    with torch.no_grad(), tqdm(total=len(loader.dataset), desc=model.label, unit='image') as bar:  # type: ignore[arg-type]
         for batch in loader:
             yield batch
-            bar.update(count_batch(batch))
+            bar.update(len(batch['inputs']))
 
 
-def _mean_shares(each: Sequence[Locality]) -> Shares:
-    def mean(shares: Sequence[Tensor]) -> float | None:
-        return float(torch.cat(list(shares)).mean()) if shares else None
-
-    terms = [one.with_local_terms for one in each if one.with_local_terms is not None]
-    return mean([one.attention for one in each]), mean(terms), mean([one.chance for one in each])
-
-
-def _share(found: Tensor, pairs: Tensor) -> float:
-    return float(found.sum() / pairs.sum().clamp(min=1) * PERCENT)
-
-
-def _name_mask(mask: Mask | None) -> tuple[str, str]:
+def _describe_mask(mask: Mask | None) -> tuple[str, str]:
     if mask is None:
         return 'none', '–'
     return 'random' if mask.random else 'local', f'{mask.side}×{mask.side}'
 
 
-def _repeated(labels: Sequence[str]) -> str:
-    return next(label for label in labels if list(labels).count(label) > 1)
-
-
-def _tell(folder: Path, name: str) -> None:
-    print(f'{folder / name}.csv\n{folder / name}.png')
+def _print_report(header: Sequence[str], rows: Sequence[Sequence[Cell]], folder: Path, *names: str) -> None:
+    print(format_table(header, rows))
+    print(*(folder / name for name in names), sep='\n')

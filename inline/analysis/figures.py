@@ -1,31 +1,31 @@
-"""The figures: PNG files that can be read in a page's width."""
+"""Figures of the analyses, written as PNG files."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inline.analysis.illustration import LENGTHS, Illustration
+from inline.analysis.injectivity import QUERY_LENGTHS, CollinearQueries
 from inline.analysis.maps import LayerMaps, Pixel
-from inline.analysis.tables import Cell
+from inline.utils.tables import Cell
 
-# One colour a model, the first two as in the report.
+# One colour per model.
 COLOURS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7f6000', '#d6519b')
 GREY = '#777777'
 LENGTH_COLOURS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
 DPI = 160
-# Numbers on a logarithmic axis as people write them.
-PLAIN = FuncFormatter(lambda value, _: _write_number(value))
+# Panels per row.
+MAX_COLUMNS = 3
 STYLE = {
     'font.size': 10,
     'font.family': 'sans-serif',
@@ -37,77 +37,72 @@ STYLE = {
     'legend.frameon': False,
 }
 
-Collisions = Mapping[str, tuple[Tensor, Tensor]]
-Shares = Mapping[str, tuple[float | None, float | None, float | None]]
-# Histograms beside each other; more begin a new line.
-MAX_COLUMNS = 3
+# By layer key: colliding pairs and all pairs, each (images, heads).
+Collisions = Mapping[str, tuple[Tensor, ...]]
+# By layer key: the shares of attention, of attention with local terms, and of chance.
+Shares = Mapping[str, tuple[float | None, ...]]
 
 
-def draw_illustration(shown: Illustration, path: Path) -> None:
-    """The vectors, then a panel for each kind of attention with the weights of the four queries."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(13, 3.6), layout='constrained')
-        plane, *panels = figure.subplots(1, 1 + len(shown.weights), width_ratios=(1.1, 1, 1, 1))
-        _draw_vectors(plane, shown)
-        keys = np.arange(len(shown.keys))
-        for panel, (kind, weights) in zip(panels, shown.weights.items(), strict=True):
+def draw_illustration(example: CollinearQueries, path: Path) -> None:
+    """Draw the vectors, then one panel per attention with the weights of the four queries."""
+    with _new_figure(path, 13, 3.6) as figure:
+        plane, *panels = figure.subplots(1, 1 + len(example.weights), width_ratios=(1.1, 1, 1, 1))
+        _draw_vectors(plane, example)
+        keys = np.arange(len(example.keys))
+        for panel, (name, weights) in zip(panels, example.weights.items(), strict=True):
             panel.sharey(panels[0])
-            for i, (length, colour) in enumerate(zip(LENGTHS, LENGTH_COLOURS, strict=True)):
+            for i, (length, colour) in enumerate(zip(QUERY_LENGTHS, LENGTH_COLOURS, strict=True)):
                 panel.bar(keys + 0.2 * (i - 1.5), weights[i], 0.18, color=colour, label=f'{length:g}')
             panel.axhline(0, color=GREY, linewidth=0.8)
             panel.set_xticks(keys, [f'$k_{key + 1}$' for key in keys])
             panel.grid(visible=False, axis='x')
-            panel.set_title(kind)
-            panel.set_xlabel('key')
-            panel.set_ylabel('attention weight')
-        panels[0].legend(title='length of the query', ncols=2, fontsize=8, title_fontsize=8)
-        _save(figure, path)
+            panel.set(title=name, xlabel='key', ylabel='attention weight')
+        panels[0].legend(title='query length', ncols=2, fontsize=8, title_fontsize=8)
 
 
-def _draw_vectors(axes: Any, shown: Illustration) -> None:
+def _draw_vectors(axes: Any, example: CollinearQueries) -> None:
     for (x, y), length, colour in zip(
-        reversed(shown.queries.tolist()), reversed(LENGTHS), reversed(LENGTH_COLOURS), strict=True
+        reversed(example.queries.tolist()), reversed(QUERY_LENGTHS), reversed(LENGTH_COLOURS), strict=True
     ):
         axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': colour, 'linewidth': 2.2})
         axes.text(x + 0.02, y - 0.1, f'$q_{length:g}$', color=colour, ha='left', va='top')
-    for i, (x, y) in enumerate(shown.keys.tolist()):
+    for i, (x, y) in enumerate(example.keys.tolist()):
         axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': GREY, 'linewidth': 1.2})
         axes.text(1.25 * x, 1.25 * y, f'$k_{i + 1}$', color='black', ha='center', va='center')
-    axes.set_xlim(-1.5, 3.6)
-    axes.set_ylim(-1.5, 3)
-    axes.set_aspect('equal')
-    axes.set_title('queries and keys')
-    axes.set_xlabel('first channel')
-    axes.set_ylabel('second channel')
+    axes.set(xlim=(-1.5, 3.6), ylim=(-1.5, 3), aspect='equal')
+    axes.set(title='queries and keys', xlabel='first channel', ylabel='second channel')
 
 
 def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path: Path) -> None:
-    """A histogram of the colliding pairs of an image for each model; below, the share in each layer."""
+    """Draw one histogram of the colliding pairs per image for each model, and the share per layer below."""
     totals = {
         label: sum(found.sum(dim=1) for found, _ in layers.values()).numpy()  # type: ignore[union-attr]
         for label, layers in measured.items()
     }
-    with mpl.rc_context(STYLE):
-        columns = min(len(measured), MAX_COLUMNS)
-        lines = -(-len(measured) // columns)
-        figure = Figure(figsize=(max(4.2 * columns, 7), 3.4 * (lines + 1)), layout='constrained')
-        grid = figure.add_gridspec(lines + 1, columns)
+    columns = min(len(measured), MAX_COLUMNS)
+    rows = math.ceil(len(measured) / columns)
+    with _new_figure(path, max(4.2 * columns, 7), 3.4 * (rows + 1)) as figure:
+        grid = figure.add_gridspec(rows + 1, columns)
         bins = _log_bins(max(int(total.max()) for total in totals.values()))
         first = None
         for i, (label, total) in enumerate(totals.items()):
-            axes = figure.add_subplot(grid[i // columns, i % columns], sharex=first, sharey=first)
+            axes = figure.add_subplot(grid[divmod(i, columns)], sharex=first, sharey=first)
             first = first or axes
             axes.hist(total, bins=bins, color=COLOURS[i % len(COLOURS)])
-            axes.set_xscale('symlog', linthresh=1)
+            _format_pair_axis(axes)
             axes.set_xlim(bins[0], bins[-1])
-            axes.xaxis.set_major_formatter(PLAIN)
             axes.set_title(f'{label}\nmean: {total.mean():,.1f}', fontsize=10)
-            axes.set_xlabel('colliding query pairs of an image')
         assert first is not None
         first.set_ylabel('images')
         first.yaxis.set_major_locator(MaxNLocator(integer=True))
-        _draw_layer_shares(figure.add_subplot(grid[lines, :]), measured, tolerance)
-        _save(figure, path)
+        _draw_layer_shares(figure.add_subplot(grid[rows, :]), measured, tolerance)
+
+
+def _format_pair_axis(axes: Any) -> None:
+    axes.set_xscale('symlog', linthresh=1)
+    # 200, 10k, 3M.
+    axes.xaxis.set_major_formatter(EngFormatter(sep=''))
+    axes.set_xlabel('colliding query pairs per image')
 
 
 def _draw_layer_shares(axes: Any, measured: Mapping[str, Collisions], tolerance: float) -> None:
@@ -116,64 +111,59 @@ def _draw_layer_shares(axes: Any, measured: Mapping[str, Collisions], tolerance:
         shares = [float(100 * found.sum() / pairs.sum().clamp(min=1)) for found, pairs in layers.values()]
         smallest = min([smallest, *(share for share in shares if share > 0)])
         _plot(axes, shares, i, label=label)
-    # Linear below the smallest share that there is, so that zero has a place.
+    # Linear below the smallest positive share, to include zero.
     axes.set_yscale('symlog', linthresh=10 ** np.floor(np.log10(smallest)))
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(PLAIN)
+    axes.yaxis.set_major_formatter('{x:g}')
     axes.set_ylabel(f'pairs closer than {tolerance:g} (%)')
-    _name_layers(axes, [list(layers) for layers in measured.values()])
+    _label_layers(axes, [list(layers) for layers in measured.values()])
     axes.legend()
 
 
 def draw_heads(measured: Mapping[str, Collisions], path: Path) -> None:
-    """For each model, the histogram of every head of every layer as one row of colours."""
+    """Draw the histogram of each head of each layer as one row of colours, one panel per model."""
     largest = max(int(found.max()) for layers in measured.values() for found, _ in layers.values())
     bins = _log_bins(largest)
     histograms = {label: head_histograms(layers, bins) for label, layers in measured.items()}
-    with mpl.rc_context({**STYLE, 'axes.grid': False}):
-        columns = min(len(measured), MAX_COLUMNS)
-        lines = -(-len(measured) // columns)
-        height = min(max(0.11 * max(map(len, histograms.values())) + 1.2, 3.4), 12)
-        figure = Figure(figsize=(3.8 * columns + 1.4, height * lines), layout='constrained')
-        panels = figure.subplots(lines, columns, squeeze=False, sharex=True)
-        # A single image must be told from none, so colours rise steeply at first.
+    columns = min(len(measured), MAX_COLUMNS)
+    rows = math.ceil(len(measured) / columns)
+    height = min(max(0.11 * max(map(len, histograms.values())) + 1.2, 3.4), 12)
+    with _new_figure(path, 3.8 * columns + 1.4, height * rows, **{'axes.grid': False}) as figure:
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
+        # A steep start of the colour scale makes a single image visible.
         norm = PowerNorm(0.5, vmin=0, vmax=100)
         for axes, (label, shares) in zip(panels.flat, histograms.items(), strict=False):
             edges = np.arange(len(shares) + 1)
             drawn = axes.pcolormesh(bins, edges, np.ma.masked_equal(shares, 0), norm=norm, cmap='viridis_r')
-            axes.set_xscale('symlog', linthresh=1)
-            axes.xaxis.set_major_formatter(PLAIN)
-            axes.set_xlabel('colliding query pairs of an image')
+            _format_pair_axis(axes)
             axes.tick_params(labelbottom=True)
             axes.set_title(label)
-            _name_rows(axes, {key: found.shape[1] for key, (found, _) in measured[label].items()})
+            _label_heads(axes, {key: found.shape[1] for key, (found, _) in measured[label].items()})
         for axes in panels.flat[len(histograms) :]:
             axes.set_axis_off()
         figure.colorbar(drawn, ax=panels, label='images (%)', ticks=(0, 2, 10, 25, 50, 100), aspect=30)
-        _save(figure, path)
 
 
 def head_histograms(layers: Collisions, bins: Sequence[float]) -> NDArray[np.float64]:
-    """Percent of the images with so many colliding pairs, a row for each head of each layer in turn."""
+    """Return the percentage of images per bin of colliding pairs, (heads of all layers, bins)."""
     heads = [head.numpy() for found, _ in layers.values() for head in found.T]
     return np.stack([100 * np.histogram(head, bins)[0] / len(head) for head in heads])
 
 
-def _name_rows(axes: Any, heads: Mapping[str, int]) -> None:
-    """A tick in the middle of the rows of each layer and lines between layers; the first is at the top."""
+def _label_heads(axes: Any, heads: Mapping[str, int]) -> None:
+    """Label the rows of each layer and separate layers by lines; the first layer is at the top."""
     ends = np.cumsum(list(heads.values()))
     axes.set_yticks(ends - np.array(list(heads.values())) / 2, list(heads))
     axes.tick_params(axis='y', length=0)
     for end in ends[:-1]:
         axes.axhline(end, color=GREY, linewidth=0.6)
     axes.set_ylim(ends[-1], 0)
-    axes.set_ylabel(f'{_layer_title(heads)}, a row for each head')
+    axes.set_ylabel(f'{_layer_label(heads)}, a row for each head')
 
 
 def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
-    """The share in the neighbourhood over the layers, dashed with local terms, dotted what chance gives."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 4.4), layout='constrained')
+    """Draw the local share over the layers: solid for attention, dashed with local terms, dotted chance."""
+    with _new_figure(path, 8, 4.4) as figure:
         axes = figure.add_subplot()
         for i, (label, layers) in enumerate(measured.items()):
             attention, with_terms, _ = _percent(layers)
@@ -182,87 +172,77 @@ def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
                 _plot(axes, with_terms, i, label=f'{label}: attention and local terms', linestyle='--')
         chances = {label: _percent(layers)[2] for label, layers in measured.items()}
         dotted = {'linestyle': ':', 'marker': ''}
-        if _agree(list(chances.values())):
-            # Of a model with all layers, where another has gaps.
-            fullest = min(chances.values(), key=lambda chance: np.isnan(chance).sum())
-            _plot(axes, fullest, 0, label='chance: equal weights', color=GREY, **dotted)
+        if _are_equal(list(chances.values())):
+            # Layers with spatial reduction are gaps in the curve: draw the curve with the fewest.
+            complete = min(chances.values(), key=lambda chance: np.isnan(chance).sum())
+            _plot(axes, complete, 0, label='chance: equal weights', color=GREY, **dotted)
         else:
             for i, (label, chance) in enumerate(chances.items()):
                 _plot(axes, chance, i, label=f'{label}: chance', **dotted)
         axes.set_ylim(bottom=0)
         axes.set_ylabel('share on the 3×3 neighbourhood (%)')
-        _name_layers(axes, [list(layers) for layers in measured.values()])
+        _label_layers(axes, [list(layers) for layers in measured.values()])
         figure.legend(loc='outside upper center', ncols=2)
-        _save(figure, path)
 
 
 def draw_masking(rows: Sequence[Sequence[Cell]], path: Path) -> None:
-    """Accuracy over the side of the masked window, solid for near keys, dashed for as many random ones."""
+    """Draw the accuracy over the masked window: solid for neighbours, dashed for as many random keys."""
     labels = list(dict.fromkeys(str(row[0]) for row in rows))
     windows = list(dict.fromkeys(str(row[2]) for row in rows))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7, 4.2), layout='constrained')
+    with _new_figure(path, 7, 4.2) as figure:
         axes = figure.add_subplot()
         for i, label in enumerate(labels):
-            for kind, linestyle in (('local', '-'), ('random', '--')):
-                values = [row[4] for row in rows if row[0] == label and row[1] in ('none', kind)]
-                _plot(axes, values, i, linestyle=linestyle)
+            for masked, style in (('local', {'label': label}), ('random', {'linestyle': '--'})):
+                values = [row[4] for row in rows if row[0] == label and row[1] in ('none', masked)]
+                _plot(axes, values, i, **style)
         axes.set_xticks(range(len(windows)), ['nothing', *windows[1:]])
-        axes.set_xlabel('masked out for each query: its window, or as many random keys')
+        axes.set_xlabel('masked keys of each query: its window, or as many random keys')
         axes.set_ylabel('top-1 accuracy (%)')
         axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
-        handles = [
-            Line2D([], [], color=COLOURS[i % len(COLOURS)], marker='o', markersize=4, label=label)
-            for i, label in enumerate(labels)
-        ]
-        handles += [
-            Line2D([], [], color=GREY, linestyle=linestyle, label=label)
-            for linestyle, label in (('-', 'keys near the query'), ('--', 'random keys'))
-        ]
-        figure.legend(handles=handles, loc='outside upper center', ncols=2)
-        _save(figure, path)
+        # Legend entries of the line styles.
+        axes.plot([], color=GREY, label='keys near the query')
+        axes.plot([], color=GREY, linestyle='--', label='random keys')
+        figure.legend(loc='outside upper center', ncols=2)
 
 
 def draw_maps(
     image: NDArray[np.uint8], queries: Sequence[Pixel], maps: Sequence[LayerMaps], path: Path
 ) -> None:
-    """A row for each query: the image, then its weights in every layer. Then the residual's kernels."""
+    """Draw one row per query with the image and the weights in each layer, then the residual kernels."""
     residuals = _residual_rows(maps, queries)
     rows, columns = len(queries) + len(residuals), 1 + len(maps)
-    with mpl.rc_context({**STYLE, 'axes.grid': False, 'axes.titlesize': 10}):
-        height = image.shape[0] / image.shape[1]
-        figure = Figure(figsize=(2.7 * columns, (2.6 * height + 0.8) * rows), layout='constrained')
+    height = (2.6 * image.shape[0] / image.shape[1] + 0.8) * rows
+    with _new_figure(path, 2.7 * columns, height, **{'axes.grid': False, 'axes.titlesize': 10}) as figure:
         figure.get_layout_engine().set(h_pad=0.1, rect=(0, 0, 1, 0.985))  # type: ignore[union-attr, call-arg]
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.flat:
             axes.set_axis_off()
-        for row, query in zip(panels, queries, strict=False):
+        for i, (row, query) in enumerate(zip(panels, queries, strict=False)):
             _show_image(row[0], image, query)
-            row[0].set_title(_name_query(query))
-        for column, one in enumerate(maps, start=1):
-            for i, query in enumerate(queries):
-                _show_weights(panels[i, column], image, query, one, one.weights[i].numpy())
-                panels[i, column].set_title(one.layer.name)
+            row[0].set_title(_format_query(query))
+            for axes, layer_map in zip(row[1:], maps, strict=True):
+                _show_weights(axes, image, query, layer_map, layer_map.weights[i].numpy())
+                axes.set_title(layer_map.layer.name)
         for row, (i, name) in zip(panels[len(queries) :], residuals.items(), strict=True):
             row[0].text(0.5, 0.5, f'local residual\n{name}', ha='center', va='center')
-            for axes, one in zip(row[1:], maps, strict=True):
-                if one.residual is not None:
-                    _show_grid(axes, one.residual[i].numpy(), 0.0, None, 'weight, mean over channels')
-                    axes.set_title(f'{one.layer.name}: 3×3 kernel')
-        _save(figure, path)
+            for axes, layer_map in zip(row[1:], maps, strict=True):
+                if layer_map.residual is not None:
+                    kernel = layer_map.residual[i].numpy()
+                    _show_grid(axes, kernel, 0.0, None, 'weight, mean over channels')
+                    axes.set_title(f'{layer_map.layer.name}: 3×3 kernel')
 
 
 def _residual_rows(maps: Sequence[LayerMaps], queries: Sequence[Pixel]) -> dict[int, str]:
-    """Queries whose residual is drawn, and for whom: all have one kernel unless windows keep them apart."""
-    kernels = [one.residual for one in maps if one.residual is not None]
+    """Return the queries whose residual is drawn, with a label. Without windows all share one kernel."""
+    kernels = [layer_map.residual for layer_map in maps if layer_map.residual is not None]
     if not kernels:
         return {}
-    if all(bool((each == each[:1]).all()) for each in kernels):
+    if all(bool((kernel == kernel[:1]).all()) for kernel in kernels):
         return {0: 'the same for all queries'}
-    return {i: _name_query(query) for i, query in enumerate(queries)}
+    return {i: _format_query(query) for i, query in enumerate(queries)}
 
 
-def _name_query(query: Pixel) -> str:
+def _format_query(query: Pixel) -> str:
     return f'query at (y, x) = ({query[0]}, {query[1]}) pixels'
 
 
@@ -273,31 +253,39 @@ def _show_image(axes: Any, image: NDArray[np.uint8], query: Pixel) -> None:
 
 
 def _show_weights(
-    axes: Any, image: NDArray[np.uint8], query: Pixel, one: LayerMaps, weights: NDArray[np.float64]
+    axes: Any, image: NDArray[np.uint8], query: Pixel, maps: LayerMaps, weights: NDArray[np.float64]
 ) -> None:
-    """Weights times the number of places: white is 1, the weight of chance, red more, blue less."""
-    # The image shows through at places that the query cannot see.
+    """Draw weights times the number of keys: white is 1 (a uniform weight), red more, blue less."""
+    # The image stays visible where the query cannot attend.
     axes.imshow(image.mean(axis=2), cmap='gray', alpha=0.4)
-    seen = np.count_nonzero(~np.isnan(weights))
-    extent = (0, weights.shape[1] * one.key_stride, weights.shape[0] * one.key_stride, 0)
-    _show_grid(axes, weights * seen, 1.0, extent, 'weight × places')
-    y, x = (value // one.stride * one.stride for value in query)
-    axes.add_patch(Rectangle((x, y), one.stride, one.stride, fill=False, edgecolor='black', linewidth=1.2))
-    axes.set_xlim(0, image.shape[1])
-    axes.set_ylim(image.shape[0], 0)
+    keys = np.count_nonzero(~np.isnan(weights))
+    extent = (0, weights.shape[1] * maps.key_stride, weights.shape[0] * maps.key_stride, 0)
+    _show_grid(axes, weights * keys, 1.0, extent, 'weight × keys')
+    y, x = (value // maps.stride * maps.stride for value in query)
+    axes.add_patch(Rectangle((x, y), maps.stride, maps.stride, fill=False, edgecolor='black', linewidth=1.2))
+    axes.set(xlim=(0, image.shape[1]), ylim=(image.shape[0], 0))
 
 
-def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any, unit: str) -> None:
-    reach = max(float(np.nanmax(np.abs(grid - centre))), 1e-6)
-    shown = axes.imshow(grid, cmap='RdBu_r', vmin=centre - reach, vmax=centre + reach, extent=extent)
+def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any, label: str) -> None:
+    scale = max(float(np.nanmax(np.abs(grid - centre))), 1e-6)
+    shown = axes.imshow(grid, cmap='RdBu_r', vmin=centre - scale, vmax=centre + scale, extent=extent)
     bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.9, aspect=20, pad=0.03)
     bar.ax.tick_params(labelsize=8)
-    bar.set_label(unit, fontsize=8)
-    # Both ends and the middle, which is white; two digits of the reach, and fewer ticks where they are long.
-    decimals = max(1 - int(np.floor(np.log10(reach))), 0)
-    ticks = np.linspace(centre - reach, centre + reach, 5 if decimals < 3 else 3)
-    # Plus 0, so that a rounded −0 has no sign.
+    bar.set_label(label, fontsize=8)
+    # Both ends and the centre, which is white. Two significant digits; fewer ticks if the labels are long.
+    decimals = max(1 - int(np.floor(np.log10(scale))), 0)
+    ticks = np.linspace(centre - scale, centre + scale, 5 if decimals < 3 else 3)
+    # Adding 0 turns −0 into 0.
     bar.set_ticks(ticks, labels=[f'{np.round(tick, decimals) + 0:.{decimals}f}' for tick in ticks])
+
+
+@contextmanager
+def _new_figure(path: Path, width: float, height: float, **style: Any) -> Iterator[Figure]:
+    """Yield a figure of width × height inches, which is saved at the end of the context."""
+    with mpl.rc_context({**STYLE, **style}):
+        figure = Figure(figsize=(width, height), layout='constrained')
+        yield figure
+        figure.savefig(path, dpi=DPI)
 
 
 def _plot(axes: Any, values: Any, index: int, **style: Any) -> None:
@@ -305,46 +293,32 @@ def _plot(axes: Any, values: Any, index: int, **style: Any) -> None:
     axes.plot(values, **{'color': colour, 'marker': 'o', 'markersize': 4, 'linewidth': 1.8, **style})
 
 
-def _name_layers(axes: Any, keys: Sequence[Sequence[str]]) -> None:
-    """Ticks by the layers' keys if all models have the same layers, else by their order."""
+def _label_layers(axes: Any, keys: Sequence[list[str]]) -> None:
+    """Label the ticks by layer keys if all models have the same layers, else by number."""
     longest = max(keys, key=len)
-    names = list(longest) if all(list(one) == list(longest) for one in keys) else None
-    ticks = list(range(len(longest)))
-    axes.set_xticks(ticks, names or [str(tick + 1) for tick in ticks])
-    axes.set_xlabel(_layer_title(names or ()))
+    names = longest if all(other == longest for other in keys) else [str(i + 1) for i in range(len(longest))]
+    axes.set_xticks(range(len(longest)), names)
+    axes.set_xlabel(_layer_label(names))
 
 
-def _layer_title(names: Iterable[str]) -> str:
+def _layer_label(names: Iterable[str]) -> str:
     return 'layer (stage.block)' if any('.' in name for name in names) else 'layer'
 
 
-def _write_number(value: float) -> str:
-    for size, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
-        if value >= size:
-            return f'{value / size:g}{letter}'
-    return f'{value:g}'
-
-
 def _percent(layers: Shares) -> NDArray[np.float64]:
-    """Shares of attention, with local terms and of chance (3, layers); NaN where there is none."""
+    """Return the three shares of each layer in percent, (3, layers), with NaN for None."""
     return 100 * np.array(list(layers.values()), dtype=np.float64).T
 
 
-def _agree(curves: Sequence[NDArray[np.float64]]) -> bool:
-    """Whether the curves are the same wherever they have values."""
+def _are_equal(curves: Sequence[NDArray[np.float64]]) -> bool:
+    """Return whether the curves are equal wherever they have values."""
     if len({len(curve) for curve in curves}) > 1:
         return False
-    known = np.stack(curves)
-    known = known[:, ~np.isnan(known).all(axis=0)]
-    return bool((np.nanmax(known, axis=0) - np.nanmin(known, axis=0)).max() < 1e-3)
+    known = np.ma.masked_invalid(np.stack(curves))
+    return bool((known.max(axis=0) - known.min(axis=0)).max() < 1e-3)
 
 
 def _log_bins(largest: int) -> list[float]:
-    """Bins of zero, then five to a decade."""
+    """Return bin edges: [0, 1), then five bins per decade."""
     decades = int(np.ceil(np.log10(max(largest, 10))))
     return [0.0, *np.logspace(0, decades, 5 * decades + 1)]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=DPI)

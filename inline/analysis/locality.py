@@ -1,39 +1,44 @@
-"""Locality: the share of attention that stays in the 3×3 neighbourhood of a query.
+"""Locality: the share of attention on the 3×3 neighbourhood of a query.
 
-The share of a query is Σ|w| over the keys of its neighbourhood, itself included, divided by Σ|w| over all
-its keys. Softmax weights are positive and sum to 1, so it is their sum there; InLine's can be negative, and
-sums of signed weights would cancel and could exceed 1. Prefix tokens are keys but have no neighbourhood.
+The share of a query is Σ|w| over the keys in its neighbourhood (including itself) divided by Σ|w| over all
+its keys. Softmax weights are positive and sum to 1, so the share is their sum. InLine weights can be
+negative: signed sums would cancel and could exceed 1. Prefix tokens are keys but have no neighbourhood.
 
-With local terms, which are InLine's residual and LePE, channel c gives a neighbour w + r_c; the share then
-is of |w + r_c|, as a mean over the channels. Convolutions of other mixers are not counted. The chance level
-is what equal weights give: neighbours, fewer at the border, divided by keys.
+With local terms (InLine's residual and LePE), channel c gives a neighbour the weight w + r_c. The share then
+uses |w + r_c| and is averaged over the channels. Convolutions of other mixers are not included. The chance
+level is the share under uniform weights: neighbours (fewer at the border) divided by keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from inline.analysis.places import (
+from inline.analysis.layers import (
     MAX_WEIGHTS,
+    Neighbours,
     attended_keys,
     count_images,
-    has_neighbours,
-    neighbours,
-    query_blocks,
-    valid_queries,
+    find_neighbours,
+    has_spatial_reduction,
+    query_chunks,
 )
 from inline.models.mixers import AttentionMixer
-from inline.models.mixers.base import Part
+from inline.models.mixers.base import AttentionInputs
 from inline.models.mixers.inline import ResidualKernel
 
-SIDE = 3
+KERNEL_SIZE = 3
 
 
-@dataclass(frozen=True)
-class Locality:
-    """Shares of each image, (images,): of attention, of attention with local terms if any, of chance."""
+class Locality(NamedTuple):
+    """Shares per image, each (images,).
+
+    Args:
+        attention: Share of the attention weights.
+        with_local_terms: Share of attention plus local terms; None if the mixer has no local terms.
+        chance: Share under uniform weights.
+    """
 
     attention: Tensor
     with_local_terms: Tensor | None
@@ -41,108 +46,106 @@ class Locality:
 
 
 def layer_locality(
-    mixer: AttentionMixer, parts: Sequence[Part], max_weights: int = MAX_WEIGHTS
+    mixer: AttentionMixer, inputs_list: Sequence[AttentionInputs], max_weights: int = MAX_WEIGHTS
 ) -> Locality | None:
-    """The mean over heads and queries; None where keys are not places of the same map."""
-    if not all(map(has_neighbours, parts)):
+    """Return the mean over heads and queries, or None if the layer has spatial reduction.
+
+    The inputs of a layer have the same number of heads, so their means have the same weight.
+    """
+    if any(map(has_spatial_reduction, inputs_list)):
         return None
-    # All parts have equally many heads.
-    each = [part_locality(mixer, part, max_weights) for part in parts]
-    with_terms = [one.with_local_terms for one in each if one.with_local_terms is not None]
+    results = [compute_locality(mixer, inputs, max_weights) for inputs in inputs_list]
+    # Only the second field can be None.
     return Locality(
-        torch.stack([one.attention for one in each]).mean(dim=0),
-        torch.stack(with_terms).mean(dim=0) if with_terms else None,
-        torch.stack([one.chance for one in each]).mean(dim=0),
+        *(  # type: ignore[arg-type]
+            None if values[0] is None else torch.stack(values).mean(dim=0)
+            for values in zip(*results, strict=True)
+        )
     )
 
 
-def part_locality(mixer: AttentionMixer, part: Part, max_weights: int = MAX_WEIGHTS) -> Locality:
-    kernels = local_kernels(mixer, part)
-    images = count_images(part)
-    index, near = (t.repeat(images, 1, 1) for t in neighbours(part, SIDE))
-    # Nine neighbours of every channel must fit as well as the keys.
-    widest = max(part.k.shape[1], 9 * part.q.shape[-1] // part.num_heads)
-    blocks = query_blocks(part, max_weights * part.k.shape[1] // widest)
+def compute_locality(
+    mixer: AttentionMixer, inputs: AttentionInputs, max_weights: int = MAX_WEIGHTS
+) -> Locality:
+    kernels = local_kernels(mixer, inputs)
+    images = count_images(inputs)
+    neighbours = find_neighbours(inputs, KERNEL_SIZE)
+    # The memory per query is that of its keys, or of nine neighbours per channel if these are more.
+    widest = max(inputs.k.shape[1], KERNEL_SIZE**2 * inputs.q.shape[-1] // inputs.num_heads)
     sums = [
-        _sum_shares(mixer.weights(part, rows), part, rows, index[:, rows], near[:, rows], kernels)
-        for rows in blocks
+        _sum_shares(mixer.weights(inputs, rows), inputs, rows, neighbours, kernels)
+        for rows in query_chunks(inputs, max_weights * inputs.k.shape[1] // widest)
     ]
-    # A query counts if it has a neighbourhood: the place itself, at least.
-    queries = near.any(dim=-1).sum(dim=1).unflatten(0, (images, -1)).sum(dim=1)
+    # Queries on the map have at least themselves as a neighbour; prefix tokens and padding are excluded.
+    queries = neighbours.is_adjacent.any(dim=-1).sum(dim=1).unflatten(0, (images, -1)).sum(dim=1)
     attention, with_terms, chance = (
-        torch.stack(each).sum(dim=0).unflatten(0, (images, -1)).sum(dim=1) / queries
-        for each in zip(*sums, strict=True)
+        torch.stack(chunk_sums).sum(dim=0).unflatten(0, (images, -1)).sum(dim=1) / queries
+        for chunk_sums in zip(*sums, strict=True)
     )
     return Locality(attention, None if kernels is None else with_terms, chance)
 
 
-def local_kernels(mixer: AttentionMixer, part: Part) -> Tensor | None:
-    """What the local terms give the 3×3 neighbours in each channel (b, c, 9), row by row; None if nothing."""
-    kernels = [residual_kernels(mixer, part)]
+def local_kernels(mixer: AttentionMixer, inputs: AttentionInputs) -> Tensor | None:
+    """Return the sum of all 3×3 kernels that the mixer applies to the values, (b, c, 9), or None."""
+    kernels = [residual_kernels(mixer, inputs)]
     if mixer.lepe is not None:
-        lepe = mixer.lepe.conv.weight[part.channels].flatten(1)
-        kernels.append(lepe.expand(part.q.shape[0], -1, -1))
+        lepe = mixer.lepe.conv.weight[inputs.channels].flatten(1)
+        kernels.append(lepe.expand(inputs.q.shape[0], -1, -1))
     found = [kernel for kernel in kernels if kernel is not None]
     return torch.stack(found).sum(dim=0) if found else None
 
 
-def residual_kernels(mixer: AttentionMixer, part: Part) -> Tensor | None:
-    """The 3×3 kernels of the local residual (b, c, 9), row by row; None if the mixer has none."""
+def residual_kernels(mixer: AttentionMixer, inputs: AttentionInputs) -> Tensor | None:
+    """Return the 3×3 kernels of the local residual (b, c, 9), or None if the mixer has no residual."""
     residual = getattr(mixer, 'residual', None)
     if not isinstance(residual, ResidualKernel):
         return None
     kernels: list[Tensor] = []
-    # Which mean token they are made from is the mixer's business: they are read while it uses them.
+    # The mean token depends on the mixer, so capture the kernels while the mixer computes them.
     with residual.register_forward_hook(lambda _module, _args, out: kernels.append(out)):
-        mixer.local(part)
-    return kernels[0][:, part.channels]
+        mixer.local(inputs)
+    return kernels[0][:, inputs.channels]
 
 
 def _sum_shares(
-    weights: Tensor, part: Part, rows: slice, index: Tensor, near: Tensor, kernels: Tensor | None
+    weights: Tensor,
+    inputs: AttentionInputs,
+    rows: slice,
+    neighbours: Neighbours,
+    kernels: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shares of attention, of attention with local terms and of chance, summed over the queries, (b,).
+    """Return the three shares of :class:`Locality`, summed over the queries of a chunk, each (b,).
 
     Args:
-        weights: Of a block of queries (b, heads, M, N).
-        part: What they are of.
-        rows: Which queries they are.
-        index, near: Their neighbours (b, M, 9) and which of them are near on the map.
+        weights: Attention weights of the chunk (b, heads, M, N).
+        inputs: The inputs of the layer.
+        rows: The queries of the chunk.
+        neighbours: The 3×3 neighbours of all queries.
         kernels: Local terms (b, c, 9).
     """
-    counted = near.any(dim=-1)
-    own = weights.gather(3, index[:, None].expand(-1, weights.shape[1], -1, -1))
+    index, in_window, is_adjacent = (t[:, rows] for t in neighbours)
+    on_map = is_adjacent.any(dim=-1)
+    near_weights = weights.gather(3, index[:, None].expand(-1, weights.shape[1], -1, -1))
     total = weights.abs().sum(dim=-1)
-    inside = (own.abs() * near[:, None]).sum(dim=-1)
-    attention = _sum_queries(_divide(inside, total).mean(dim=1), counted)
-    keys = attended_keys(part, weights, rows).sum(dim=-1)
-    chance = _sum_queries(near.sum(dim=-1).double() / keys, counted)
+    inside = (near_weights.abs() * is_adjacent[:, None]).sum(dim=-1)
+    attention = _sum_queries(_divide(inside, total).mean(dim=1), on_map)
+    keys = attended_keys(inputs, weights, rows).sum(dim=-1)
+    chance = _sum_queries(is_adjacent.sum(dim=-1).double() / keys, on_map)
     if kernels is None:
         return attention, attention, chance
-    # A kernel follows the region's rows, where a shift may have put places that are not near on the map,
-    # and gives nothing to places beyond the region or in its padding.
-    present = _in_region(part, rows, index)
-    mixed = own[:, :, None] + kernels.unflatten(1, (part.num_heads, -1))[:, :, :, None]
-    change = (mixed.abs() - own.abs()[:, :, None]) * present[:, None, None]
-    near = near[:, None, None]
-    inside, total = inside[:, :, None] + (change * near).sum(dim=-1), total[:, :, None] + change.sum(dim=-1)
-    return attention, _sum_queries(_divide(inside, total).mean(dim=(1, 2)), counted), chance
-
-
-def _in_region(part: Part, rows: slice, index: Tensor) -> Tensor:
-    """Whether the 3×3 neighbours (b, M, 9) of some queries are tokens of their region, not padding."""
-    (height, width), tokens = part.regions.window, part.q.shape[1]
-    own = torch.arange(tokens, device=index.device)[rows, None] - (tokens - height * width)
-    t = torch.arange(SIDE**2, device=index.device)
-    y, x = own // width + t // SIDE - 1, own % width + t % SIDE - 1
-    inside = (own >= 0) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    return inside & valid_queries(part).gather(1, index.flatten(1)).view_as(index)
+    # A kernel acts on the rows of the window. With a cyclic shift, these may contain tokens that are not
+    # adjacent on the map. Outside the window and on padding the kernel has no effect.
+    combined = near_weights[:, :, None] + kernels.unflatten(1, (inputs.num_heads, -1))[:, :, :, None]
+    change = (combined.abs() - near_weights.abs()[:, :, None]) * in_window[:, None, None]
+    inside = inside[:, :, None] + (change * is_adjacent[:, None, None]).sum(dim=-1)
+    total = total[:, :, None] + change.sum(dim=-1)
+    return attention, _sum_queries(_divide(inside, total).mean(dim=(1, 2)), on_map), chance
 
 
 def _divide(inside: Tensor, total: Tensor) -> Tensor:
-    # A query that gives no key any weight has nothing local either.
+    # A query whose weights are all zero has no local share.
     return torch.where(total > 0, inside / total, 0)
 
 
-def _sum_queries(shares: Tensor, counted: Tensor) -> Tensor:
-    return (shares.double() * counted).sum(dim=-1)
+def _sum_queries(shares: Tensor, on_map: Tensor) -> Tensor:
+    return (shares.double() * on_map).sum(dim=-1)

@@ -1,4 +1,4 @@
-"""Attention maps: what one query of an image gives every place, and what the local residual adds to it."""
+"""Attention maps: the weights of single queries over an image, and the contribution of the local residual."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,27 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.analysis.layers import Layer
+from inline.analysis.layers import NO_POSITION, Layer, attended_keys, has_spatial_reduction, map_positions
 from inline.analysis.locality import residual_kernels
-from inline.analysis.places import NOWHERE, attended_keys, has_neighbours, places
-from inline.errors import UserError
-from inline.models.mixers.base import Part
+from inline.models.mixers.base import AttentionInputs
+from inline.utils.errors import UserError
 
 Pixel = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """What is drawn of one layer.
+    """Attention maps of one layer.
 
     Args:
-        layer: Which one.
-        stride: Pixels that a place of the map is wide and high.
-        weights: Of each query, the mean over the chosen heads (queries, h, w); NaN at places that it cannot
-            see.
-        key_stride: Pixels that a place of the weights is wide and high: more with spatial reduction.
-        residual: Kernels of the local residual in the query's region, the mean over the channels of the
-            chosen heads (queries, 3, 3); None if there is none.
+        layer: The layer.
+        stride: Pixels per token along each axis.
+        weights: Weights of each query, averaged over the chosen heads (queries, h, w); NaN where the query
+            cannot attend.
+        key_stride: Pixels per key along each axis: larger than `stride` with spatial reduction.
+        residual: Kernels of the local residual in the window of the query, averaged over the channels of the
+            chosen heads (queries, 3, 3); None if there is no residual.
     """
 
     layer: Layer
@@ -40,12 +39,12 @@ class LayerMaps:
 
 @dataclass(frozen=True)
 class TokenResidual:
-    """What the local residual adds to one token, as lengths over the channels of the chosen heads.
+    """Contribution of the local residual to one token, as L2 norms over the channels of the chosen heads.
 
     Args:
-        neighbours: Of what each of the nine neighbours adds, ‖r_t ∘ v_t‖ (3, 3); NaN where there is none.
-        residual: Of their sum.
-        attention: Of what attention gives the token.
+        neighbours: Norm of the contribution of each neighbour, ‖r_t ∘ v_t‖ (3, 3); NaN where missing.
+        residual: Norm of the sum of all contributions.
+        attention: Norm of the attention output of the token.
     """
 
     neighbours: Tensor
@@ -57,151 +56,161 @@ def check_query(query: Pixel, size: tuple[int, int]) -> None:
     (y, x), (height, width) = query, size
     if not (0 <= y < height and 0 <= x < width):
         raise UserError(
-            f'query {y} {x} is outside the image: as the model sees it, '
-            f'it has {height} rows and {width} columns of pixels'
+            f'query {y} {x} is outside the image: after the test pipeline it has {height} rows and {width} '
+            'columns of pixels'
         )
 
 
 def layer_maps(
     layer: Layer,
-    parts: Sequence[Part],
+    inputs_list: Sequence[AttentionInputs],
     queries: Sequence[Pixel],
     size: tuple[int, int],
     head: int | None = None,
 ) -> LayerMaps:
-    """The maps of queries, given as pixels (y, x) of one image of this size, (height, width).
+    """Return the attention maps of some queries in one image.
 
-    Of one head, counted from 0 over all parts, or of all if None.
+    Args:
+        layer: The layer.
+        inputs_list: Its inputs for a batch of one image.
+        queries: Pixels (y, x) of the image.
+        size: Height and width of the image.
+        head: Index of a head over all inputs; None to average over all heads.
     """
-    heads = sum(part.num_heads for part in parts)
+    heads = sum(inputs.num_heads for inputs in inputs_list)
     if head is not None and not 0 <= head < heads:
-        raise UserError(f'head {head + 1} of {layer.name}: it has {heads} heads')
-    hw = parts[0].regions.hw
-    stride = tell_stride(size, hw)
+        raise UserError(f'head {head + 1} of {layer.name} does not exist: it has {heads} heads')
+    hw = inputs_list[0].windows.hw
+    stride = infer_stride(size, hw)
     tokens = [y * hw[1] + x for y, x in (find_token(query, size, hw) for query in queries)]
-    reduction = 1 if has_neighbours(parts[0]) else tell_reduction(hw, parts[0].k.shape[1])
-    drawn = [_weight_map(layer, parts, token, reduction, head) for token in tokens]
-    kernels = [_residual(layer, parts, token, head) for token in tokens]
+    ratio = infer_reduction(hw, inputs_list[0].k.shape[1]) if has_spatial_reduction(inputs_list[0]) else 1
+    weights = [_weight_map(layer, inputs_list, token, ratio, head) for token in tokens]
+    kernels = [_residual_kernel(layer, inputs_list, token, head) for token in tokens]
     found = [kernel for kernel in kernels if kernel is not None]
     return LayerMaps(
-        layer, stride, torch.stack(drawn), stride * reduction, torch.stack(found) if found else None
+        layer, stride, torch.stack(weights), stride * ratio, torch.stack(found) if found else None
     )
 
 
 def token_residual(
-    layer: Layer, parts: Sequence[Part], token: tuple[int, int], head: int | None = None
+    layer: Layer, inputs_list: Sequence[AttentionInputs], token: tuple[int, int], head: int | None = None
 ) -> TokenResidual | None:
-    """What the residual adds to the token at (row, column); None if the layer has no residual.
+    """Return the residual's contribution to the token at (row, column), or None without a residual.
 
-    Of one head, counted from 0 over all parts, or of all if None.
+    `head` is the index of a head over all inputs; None includes all heads.
     """
-    index = token[0] * parts[0].regions.hw[1] + token[1]
-    added, attended = [], []
-    for part, heads in _choose_heads(parts, head):
-        kernels = residual_kernels(layer.mixer, part)
+    position = token[0] * inputs_list[0].windows.hw[1] + token[1]
+    local_terms, attention_terms = [], []
+    for inputs, heads in _select_heads(inputs_list, head):
+        kernels = residual_kernels(layer.mixer, inputs)
         if kernels is None:
             return None
-        region, row = _find(part, index)
-        around = _around(part, region, row) * kernels[region].T.unflatten(0, (3, 3))
-        added.append(around.unflatten(-1, (part.num_heads, -1))[:, :, heads].flatten(2))
-        given = layer.mixer.attend(part)[region, row]
-        attended.append(given.unflatten(0, (part.num_heads, -1))[heads].flatten())
-    # Stripes of two directions may have different neighbours: one is missing where it is in neither.
-    terms = torch.cat(added, dim=-1).double().cpu()
+        window, row = _find_row(inputs, position)
+        terms = _neighbour_values(inputs, window, row) * kernels[window].T.unflatten(0, (3, 3))
+        local_terms.append(terms.unflatten(-1, (inputs.num_heads, -1))[:, :, heads].flatten(2))
+        output = layer.mixer.attend(inputs)[window, row]
+        attention_terms.append(output.unflatten(0, (inputs.num_heads, -1))[heads].flatten())
+    # With two stripe directions, a neighbour is missing if it is in neither stripe.
+    terms = torch.cat(local_terms, dim=-1).double().cpu()
     missing = terms.isnan().all(dim=-1)
     terms = terms.nan_to_num()
     return TokenResidual(
         terms.norm(dim=-1).masked_fill(missing, math.nan),
         float(terms.sum(dim=(0, 1)).norm()),
-        float(torch.cat(attended).double().norm()),
+        float(torch.cat(attention_terms).double().norm()),
     )
 
 
 def find_token(query: Pixel, size: tuple[int, int], hw: tuple[int, int]) -> tuple[int, int]:
-    """Row and column of the token that has a pixel (y, x) of an image of this size, on a map of `hw`."""
-    stride = tell_stride(size, hw)
-    # A convolution may leave out the last pixels: they belong to the last token.
+    """Return row and column of the token that contains a pixel (y, x) of an image of `size`."""
+    stride = infer_stride(size, hw)
+    # A convolution may drop the last pixels; assign them to the last token.
     return min(query[0] // stride, hw[0] - 1), min(query[1] // stride, hw[1] - 1)
 
 
-def tell_stride(size: tuple[int, int], hw: tuple[int, int]) -> int:
-    """Pixels to a token, from an image's size and its map's; the last row and column may be cut off."""
-
+def infer_stride(size: tuple[int, int], hw: tuple[int, int]) -> int:
+    """Return the number of pixels per token, given the sizes of an image and of its token map."""
     sides = list(zip(size, hw, strict=True))
-    # The strides of our families are powers of two, and an embedding may pad the image or leave pixels out.
+    # Strides of the pyramid families are powers of two. Patch embeddings may pad the image or drop pixels.
     for stride in (2**i for i in range(11)):
         if all(abs(pixels / stride - tokens) < 1 for pixels, tokens in sides):
             return stride
-    # A DeiT may have other patches, and pads.
+    # A DeiT may have any patch size and pads the image.
     for stride in range(1, max(size) + 1):
         if all(math.ceil(pixels / stride) == tokens for pixels, tokens in sides):
             return stride
     raise UserError(f'a map of {hw[0]}×{hw[1]} tokens does not fit an image of {size[0]}×{size[1]} pixels')
 
 
-def tell_reduction(hw: tuple[int, int], keys: int) -> int:
-    """Tokens to a key along each axis, where keys are fewer than tokens."""
+def infer_reduction(hw: tuple[int, int], keys: int) -> int:
+    """Return the spatial reduction ratio, given the token map and the number of keys."""
     for ratio in range(2, max(hw) + 1):
         if math.ceil(hw[0] / ratio) * math.ceil(hw[1] / ratio) == keys:
             return ratio
-    raise UserError(f'{keys} keys are no map over {hw[0]}×{hw[1]} tokens: they cannot be drawn')
+    raise UserError(f'{keys} keys do not form a map over {hw[0]}×{hw[1]} tokens, so they cannot be drawn')
 
 
-def _weight_map(layer: Layer, parts: Sequence[Part], token: int, reduction: int, head: int | None) -> Tensor:
-    """(h, w) of the keys."""
-    height, width = (math.ceil(side / reduction) for side in parts[0].regions.hw)
+def _weight_map(
+    layer: Layer, inputs_list: Sequence[AttentionInputs], token: int, ratio: int, head: int | None
+) -> Tensor:
+    """Return the weights of one token on the map of the keys, (h, w)."""
+    height, width = (math.ceil(side / ratio) for side in inputs_list[0].windows.hw)
     total = torch.zeros(height * width, dtype=torch.float64)
-    seen = torch.zeros(height * width, dtype=torch.bool)
+    is_seen = torch.zeros(height * width, dtype=torch.bool)
     count = 0
-    for part, heads in _choose_heads(parts, head):
+    for inputs, heads in _select_heads(inputs_list, head):
         count += heads.stop - heads.start
-        region, row = _find(part, token)
-        weights = layer.mixer.weights(part, slice(row, row + 1))
-        keys = attended_keys(part, weights, slice(row, row + 1))[region, 0].cpu()
-        where = places(part)[region].cpu() if reduction == 1 else torch.arange(height * width)
-        # Keys without a place, as the class token, cannot be drawn.
-        drawn = keys & (where != NOWHERE)
-        total[where[drawn]] += weights[region, heads, 0].double().sum(dim=0).cpu()[drawn]
-        seen[where[drawn]] = True
+        window, row = _find_row(inputs, token)
+        weights = layer.mixer.weights(inputs, slice(row, row + 1))
+        keys = attended_keys(inputs, weights, slice(row, row + 1))[window, 0].cpu()
+        positions = map_positions(inputs)[window].cpu() if ratio == 1 else torch.arange(height * width)
+        # Keys that are not on the map, such as the class token, cannot be drawn.
+        drawn = keys & (positions != NO_POSITION)
+        total[positions[drawn]] += weights[window, heads, 0].double().sum(dim=0).cpu()[drawn]
+        is_seen[positions[drawn]] = True
     total /= count
-    return total.masked_fill(~seen, math.nan).view(height, width)
+    return total.masked_fill(~is_seen, math.nan).view(height, width)
 
 
-def _residual(layer: Layer, parts: Sequence[Part], token: int, head: int | None) -> Tensor | None:
-    """(3, 3), the mean over the channels of the chosen heads."""
+def _residual_kernel(
+    layer: Layer, inputs_list: Sequence[AttentionInputs], token: int, head: int | None
+) -> Tensor | None:
+    """Return the residual kernel of a token, averaged over the channels of the chosen heads, (3, 3)."""
     kernels = []
-    for part, heads in _choose_heads(parts, head):
-        found = residual_kernels(layer.mixer, part)
+    for inputs, heads in _select_heads(inputs_list, head):
+        found = residual_kernels(layer.mixer, inputs)
         if found is not None:
-            own = found[_find(part, token)[0]]
-            kernels.append(own.unflatten(0, (part.num_heads, -1))[heads].flatten(0, 1))
+            kernel = found[_find_row(inputs, token)[0]]
+            kernels.append(kernel.unflatten(0, (inputs.num_heads, -1))[heads].flatten(0, 1))
     return torch.cat(kernels).double().mean(dim=0).view(3, 3).cpu() if kernels else None
 
 
-def _around(part: Part, region: int, row: int) -> Tensor:
-    """The values of a token's nine neighbours in its region (3, 3, c); NaN beyond it and in its padding."""
-    height, width = part.hw
-    prefix = part.v.shape[1] - height * width
-    values = part.v[region]
-    if part.key_mask is not None:
-        values = values.masked_fill(~part.key_mask[region, :, None], math.nan)
-    padded = F.pad(values[prefix:].unflatten(0, part.hw), (0, 0, 1, 1, 1, 1), value=math.nan)
+def _neighbour_values(inputs: AttentionInputs, window: int, row: int) -> Tensor:
+    """Return the values of a token's nine neighbours (3, 3, c); NaN outside the window and on padding."""
+    height, width = inputs.hw
+    prefix = inputs.v.shape[1] - height * width
+    values = inputs.v[window]
+    if inputs.key_mask is not None:
+        values = values.masked_fill(~inputs.key_mask[window, :, None], math.nan)
+    padded = F.pad(values[prefix:].unflatten(0, inputs.hw), (0, 0, 1, 1, 1, 1), value=math.nan)
     y, x = divmod(row - prefix, width)
     return padded[y : y + 3, x : x + 3]
 
 
-def _choose_heads(parts: Sequence[Part], head: int | None) -> Iterator[tuple[Part, slice]]:
-    """The parts that have one of the chosen heads, and which of their heads these are."""
+def _select_heads(
+    inputs_list: Sequence[AttentionInputs], head: int | None
+) -> Iterator[tuple[AttentionInputs, slice]]:
+    """Yield the inputs that contain a chosen head, with the slice of their heads."""
     first = 0
-    for part in parts:
+    for inputs in inputs_list:
         if head is None:
-            yield part, slice(0, part.num_heads)
-        elif first <= head < first + part.num_heads:
-            yield part, slice(head - first, head - first + 1)
-        first += part.num_heads
+            yield inputs, slice(0, inputs.num_heads)
+        elif first <= head < first + inputs.num_heads:
+            yield inputs, slice(head - first, head - first + 1)
+        first += inputs.num_heads
 
 
-def _find(part: Part, token: int) -> tuple[int, int]:
-    """Region and row of a token of the map."""
-    region, row = (places(part) == token).nonzero()[0].tolist()
-    return region, row
+def _find_row(inputs: AttentionInputs, position: int) -> tuple[int, int]:
+    """Return the window and the row within it of the token at a map position."""
+    window, row = (map_positions(inputs) == position).nonzero()[0].tolist()
+    return window, row

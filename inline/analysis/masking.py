@@ -1,68 +1,79 @@
-"""Masking: attention in which every query is denied some keys, the near ones or as many random ones.
+"""Masking: attention without some keys of each query, either its neighbours or as many random keys.
 
-A masked key gets no weight, and the others are weighed as if it had never been there:
+A masked key gets no weight, and the remaining keys are weighted as if it had never existed:
 
     division (softmax, linear):   w'_j = w_j / Σ_rest w
-    subtraction (InLine):         w'_j = (N (w_j − mean_rest w) + 1) / N'        N keys, N' of them left
+    subtraction (InLine):         w'_j = (N (w_j − mean_rest w) + 1) / N'        N keys, N' of them remain
 
-The second is the mean, the count and the sums of InLine's formula taken over the rest: N·w_j is s·φ(q)·φ(k_j)
-up to a constant of the query, which the new mean takes away. A query whose keys are all masked gets nothing
-from attention. What a mixer adds to attention, the local residual and LePE, stays as it is.
+The second line is InLine's formula with mean, count and sums taken over the remaining keys: N·w_j equals
+s·φ(q)·φ(k_j) up to a constant per query, which the new mean removes. A query whose keys are all masked gets a
+zero output. Local terms of the mixer (residual and LePE) are unchanged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-from inline.analysis.layers import Layer
-from inline.analysis.places import (
+from inline.analysis.layers import (
     MAX_WEIGHTS,
-    NOWHERE,
+    NO_POSITION,
+    Layer,
     attended_keys,
     count_images,
-    has_neighbours,
-    neighbours,
-    places,
-    query_blocks,
+    find_neighbours,
+    has_spatial_reduction,
+    map_positions,
+    query_chunks,
 )
-from inline.errors import UserError
-from inline.models.mixers.base import Part
-from inline.models.mixers.heads import merge_heads, split_heads
-from inline.ops.masking import zero_masked
+from inline.models.mixers import merge_heads, split_heads
+from inline.models.mixers.base import AttentionInputs
+from inline.ops.tokens import zero_masked
+from inline.utils.errors import UserError
 
 Renormalise = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def divide_by_rest(weights: Tensor, keys: Tensor, kept: Tensor) -> Tensor:  # noqa: ARG001 (see the other)
-    """Weights (b, heads, M, N) over the keys that are kept out of those attended to, both (b, M, N)."""
+def renormalise_by_division(weights: Tensor, attended: Tensor, kept: Tensor) -> Tensor:  # noqa: ARG001 (shared)
+    """Return the weights (b, heads, M, N) without masked keys.
+
+    Args:
+        weights: Weights over all keys (b, heads, M, N).
+        attended: Keys that the weights were normalised over (b, M, N).
+        kept: Keys that remain (b, M, N).
+    """
     rest = weights * kept[:, None]
     total = rest.sum(dim=-1, keepdim=True)
     return torch.where(total != 0, rest / total, 0)
 
 
-def subtract_mean_of_rest(weights: Tensor, keys: Tensor, kept: Tensor) -> Tensor:
-    """Weights (b, heads, M, N) over the keys that are kept out of those attended to, both (b, M, N)."""
-    before = keys.sum(dim=-1)[:, None, :, None]
-    left = kept.sum(dim=-1)[:, None, :, None].clamp(min=1)
-    mean = (weights * kept[:, None]).sum(dim=-1, keepdim=True) / left
-    return (before * (weights - mean) + 1) / left * kept[:, None]
+def renormalise_by_subtraction(weights: Tensor, attended: Tensor, kept: Tensor) -> Tensor:
+    """Return the weights without masked keys, with the arguments of :func:`renormalise_by_division`."""
+    before = attended.sum(dim=-1)[:, None, :, None]
+    after = kept.sum(dim=-1)[:, None, :, None].clamp(min=1)
+    mean = (weights * kept[:, None]).sum(dim=-1, keepdim=True) / after
+    return (before * (weights - mean) + 1) / after * kept[:, None]
 
 
-# By a mixer's normalisation, what its weights are without some keys.
-RENORMALISE: dict[str, Renormalise] = {'division': divide_by_rest, 'subtraction': subtract_mean_of_rest}
+# By `normalisation` of a mixer.
+RENORMALISE: dict[str, Renormalise] = {
+    'division': renormalise_by_division,
+    'subtraction': renormalise_by_subtraction,
+}
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query is denied: those of the side × side places around it, or as many at random.
+    """Which keys are masked for each query.
 
-    Random ones are drawn from the map, prefix tokens apart, for each query, layer and image anew; all
-    heads share them. They depend on the seed and the image's number, not on batches or blocks.
+    Args:
+        side: Side of the window around the query whose keys are masked.
+        random: Mask the same number of random keys of the map instead, never prefix tokens. Heads share the
+            random keys; queries, layers and images do not. They do not depend on the batch size.
+        seed: Seed of the random keys.
     """
 
     side: int
@@ -71,88 +82,95 @@ class Mask:
 
 
 @contextmanager
-def masked(
+def masked_attention(
     layers: Sequence[Layer], mask: Mask, first_image: int, max_weights: int = MAX_WEIGHTS
 ) -> Iterator[None]:
-    """Let the model of these layers run with masked attention; the batch starts with this image."""
-    with ExitStack() as patches:
-        for number, layer in enumerate(layers):
-            generators = partial(_seeded, mask.seed, number, first_image)
-            attend = partial(
-                masked_attend, layer, layer.mixer.attend, mask, generators, max_weights=max_weights
+    """Run these layers with masked attention inside the context.
+
+    Args:
+        layers: Layers of a model.
+        mask: Which keys to mask.
+        first_image: Index of the first image of the batch, for the random keys.
+        max_weights: Attention weights to hold in memory at once.
+    """
+    try:
+        for index, layer in enumerate(layers):
+            # Large factors keep the seeds of different (seed, layer, image) apart in practice.
+            first_seed = (mask.seed * 1_000_003 + index) * 10_000_019 + first_image
+            # An instance attribute hides the method of the class until it is deleted.
+            layer.mixer.attend = partial(  # type: ignore[method-assign]
+                attend_masked, layer, layer.mixer.attend, mask, first_seed, max_weights=max_weights
             )
-            patches.enter_context(mock.patch.object(layer.mixer, 'attend', attend))
         yield
+    finally:
+        for layer in layers:
+            vars(layer.mixer).pop('attend', None)
 
 
 def check_maskable(layers: Sequence[Layer]) -> None:
+    """Raise a UserError if masking is not defined for the normalisation of a layer."""
     for layer in layers:
-        _renormalise(layer)
+        _find_renormalise(layer)
 
 
-def masked_attend(
+def attend_masked(
     layer: Layer,
-    attend: Callable[[Part], Tensor],
+    attend: Callable[[AttentionInputs], Tensor],
     mask: Mask,
-    generators: Callable[[int], list[torch.Generator]],
-    part: Part,
+    first_seed: int,
+    inputs: AttentionInputs,
     max_weights: int = MAX_WEIGHTS,
 ) -> Tensor:
-    """What each query of a part gets (b, n, c): what it got, and what the change of weights makes of it."""
-    if not has_neighbours(part):
+    """Return the masked output (b, n, c): `attend(inputs)` plus the effect of the changed weights.
+
+    Image i of the batch has the seed `first_seed` + i.
+    """
+    if has_spatial_reduction(inputs):
         raise UserError(
-            f'{layer.name} has {part.k.shape[1]} keys for {part.q.shape[1]} queries (spatial reduction): '
-            'no key is near or far from a query there; name layers without it by --layers'
+            f'{layer.name} has {inputs.k.shape[1]} keys for {inputs.q.shape[1]} queries (spatial reduction), '
+            'so keys have no distance to a query: select layers without it by --layers'
         )
-    renormalise = _renormalise(layer)
-    images = count_images(part)
-    index, near = (t.repeat(images, 1, 1) for t in neighbours(part, mask.side))
-    on_map = (places(part) != NOWHERE).repeat(images, 1)
-    v = split_heads(zero_masked(part.v, part.key_mask), part.num_heads)
-    draws = generators(images)
+    renormalise = _find_renormalise(layer)
+    images = count_images(inputs)
+    index, _, is_adjacent = find_neighbours(inputs, mask.side)
+    on_map = (map_positions(inputs) != NO_POSITION).repeat(images, 1)
+    v = split_heads(zero_masked(inputs.v, inputs.key_mask), inputs.num_heads)
+    generators = [torch.Generator().manual_seed(first_seed + i) for i in range(images)]
     changes = []
-    for rows in query_blocks(part, max_weights):
-        weights = layer.mixer.weights(part, rows)
-        keys = attended_keys(part, weights, rows)
-        denied = _scatter(index[:, rows], near[:, rows], keys)
+    for rows in query_chunks(inputs, max_weights):
+        weights = layer.mixer.weights(inputs, rows)
+        attended = attended_keys(inputs, weights, rows)
+        masked = _index_to_mask(index[:, rows], is_adjacent[:, rows], attended)
         if mask.random:
-            denied = draw_keys(denied.sum(dim=-1), keys & on_map[:, None], draws)
-        changes.append((renormalise(weights, keys, keys & ~denied) - weights) @ v)
-    return attend(part) + merge_heads(torch.cat(changes, dim=2))
+            masked = sample_keys(masked.sum(dim=-1), attended & on_map[:, None], generators)
+        changes.append((renormalise(weights, attended, attended & ~masked) - weights) @ v)
+    return attend(inputs) + merge_heads(torch.cat(changes, dim=2))
 
 
-def draw_keys(counts: Tensor, candidates: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """As many of each query's candidates (b, M, N) as counts (b, M) says, drawn by the image's generator."""
-    most = int(counts.max())
-    regions, queries, keys = candidates.shape
-    # Query after query: what is drawn for one must not depend on the blocks.
-    size = (queries, regions // len(generators), keys)
-    scores = torch.cat([torch.rand(size, generator=one).transpose(0, 1) for one in generators])
+def sample_keys(counts: Tensor, candidates: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Choose `counts` (b, M) random candidates (b, M, N) per query, with one generator per image."""
+    largest = int(counts.max())
+    windows, queries, keys = candidates.shape
+    # Queries come first: the random numbers of a query then do not depend on the chunk size.
+    size = (queries, windows // len(generators), keys)
+    scores = torch.cat([torch.rand(size, generator=generator).transpose(0, 1) for generator in generators])
     scores = scores.to(candidates.device).masked_fill(~candidates, 2)
-    chosen = scores.topk(most, dim=-1, largest=False).indices
-    return _scatter(chosen, torch.arange(most, device=counts.device) < counts[..., None], candidates)
+    chosen = scores.topk(largest, dim=-1, largest=False).indices
+    is_used = torch.arange(largest, device=counts.device) < counts[..., None]
+    return _index_to_mask(chosen, is_used, candidates)
 
 
-def _scatter(index: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
-    """A mask shaped as `like` (b, M, N), True at those of the indices (b, M, K) that are chosen."""
+def _index_to_mask(index: Tensor, is_used: Tensor, like: Tensor) -> Tensor:
+    """Return a mask shaped as `like` (b, M, N) that is True at the used indices (b, M, K)."""
     counts = torch.zeros_like(like, dtype=torch.uint8)
-    return counts.scatter_add(2, index, chosen.to(torch.uint8)).bool()
+    return counts.scatter_add(2, index, is_used.to(torch.uint8)).bool()
 
 
-def _renormalise(layer: Layer) -> Renormalise:
-    kind = layer.mixer.normalisation
-    if kind is None:
+def _find_renormalise(layer: Layer) -> Renormalise:
+    normalisation = layer.mixer.normalisation
+    if normalisation is None:
         raise UserError(
-            f'{layer.name} is a {type(layer.mixer).__name__}: masking is defined for weights that are '
-            f'normalised by {" or ".join(RENORMALISE)}, which its are not'
+            f'{layer.name} is a {type(layer.mixer).__name__}: masking is only defined for weights that are '
+            f'normalised by {" or ".join(RENORMALISE)}'
         )
-    return RENORMALISE[kind]
-
-
-def _seeded(seed: int, layer: int, first_image: int, images: int) -> list[torch.Generator]:
-    """A generator for each image of a batch in some layer."""
-    # Far apart by odd factors, so that no two of (seed, layer, image) share a stream in practice.
-    return [
-        torch.Generator().manual_seed((seed * 1_000_003 + layer) * 10_000_019 + first_image + i)
-        for i in range(images)
-    ]
+    return RENORMALISE[normalisation]

@@ -1,1 +1,1 @@
-"""Data: digit scenes that need no download, ImageNet from folders or zips, checks of public data sets."""
+"""Datasets: digit scenes, ImageNet from folders or zips, custom data, loaders, and checks before a run."""

@@ -1,4 +1,4 @@
-"""ImageNet for training, from folders or from zips, without a change of the config."""
+"""The ImageNet dataset of the configs, which reads folders or zips."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -7,26 +7,25 @@ from typing import Any
 
 from mmengine.fileio import BaseStorageBackend, register_backend
 
-from inline.compat import prepare
-from inline.datasets.imagenet_layout import inner_root, map_of, read_labels, zip_of
-from inline.datasets.zip_archive import ZipArchive
-from inline.errors import UserError
+from inline.datasets.zip_archive import ZipArchive, inner_root, label_file_of, read_labels, zip_of
+from inline.openmmlab.patches import apply_patches
 from inline.registry import DATASETS
+from inline.utils.errors import UserError
 
-# A spawned worker begins here: it unpickles the dataset before anything else has prepared the stack.
-prepare()
+# A spawned worker imports this module first, to unpickle the dataset, so the patches are not applied yet.
+apply_patches()
 
 from mmpretrain.datasets import ImageNet as FolderImageNet  # noqa: E402
 
-_SCHEME, _INSIDE = 'zip://', '.zip!/'
+_SCHEME, _SEPARATOR = 'zip://', '.zip!/'
 
 
 @register_backend('zip', prefixes='zip')
 class ZipBackend(BaseStorageBackend):
-    """Lets MMEngine read ``zip://path/to/archive.zip!/path/of/member``, in pipelines and listings."""
+    """MMEngine storage backend for ``zip://path/to/archive.zip!/path/of/member``."""
 
     def get(self, filepath: str) -> bytes:
-        archive, member = _split(filepath)
+        archive, member = _split_uri(filepath)
         return archive.read(member)
 
     def get_text(self, filepath: str, encoding: str = 'utf-8') -> str:
@@ -38,8 +37,8 @@ class ZipBackend(BaseStorageBackend):
     def list_dir_or_file(
         self, dir_path: str, list_dir: bool = True, list_file: bool = True, recursive: bool = False
     ) -> Iterator[str]:
-        """Folders right inside `dir_path`, and files there or, if `recursive`, at any depth below."""
-        archive, folder = _split(dir_path)
+        """Yield the direct subfolders of `dir_path` and its files, with `recursive` at any depth."""
+        archive, folder = _split_uri(dir_path)
         folder = f'{folder.removesuffix("/")}/' if folder else ''
         if list_dir:
             yield from archive.folders(folder)
@@ -49,27 +48,27 @@ class ZipBackend(BaseStorageBackend):
 
 @DATASETS.register_module()
 class ImageNet(FolderImageNet):
-    """mmpretrain's dataset, which reads ``train.zip`` where there is no folder ``train``.
+    """mmpretrain's ImageNet dataset that reads ``train.zip`` if there is no folder ``train``.
 
-    Both forms give the same samples in the same order. See :mod:`inline.datasets.imagenet_layout`.
+    Both layouts give the same samples in the same order. See :mod:`inline.datasets.zip_archive`.
     """
 
     ann_file: str
 
     def _join_prefix(self) -> None:
         super()._join_prefix()
-        packed = zip_of(self.img_prefix)
-        if packed is None:
+        path = zip_of(self.img_prefix)
+        if path is None:
             return
-        root = inner_root(_open(str(packed)))
-        self.data_prefix['img_path'] = f'{_SCHEME}{packed}!/{root}'
+        root = inner_root(_open_archive(str(path)))
+        self.data_prefix['img_path'] = f'{_SCHEME}{path}!/{root}'
         if self.ann_file or not self.with_label:
             return
-        self.ann_file = str(map_of(packed) or '')
-        if not self.ann_file and not _open(str(packed)).folders(root):
+        self.ann_file = str(label_file_of(path) or '')
+        if not self.ann_file and not _open_archive(str(path)).folders(root):
             raise UserError(
-                f'{packed} has no class folders, so {packed.stem}_map.txt beside it '
-                f'or meta/{packed.stem}.txt must give a label to each image'
+                f'{path} has no class folders: give the labels in {path.stem}_map.txt next to it '
+                f'or in meta/{path.stem}.txt'
             )
 
     def load_data_list(self) -> list[dict[str, Any]]:
@@ -82,14 +81,14 @@ class ImageNet(FolderImageNet):
         ]
 
 
-def _split(uri: str) -> tuple[ZipArchive, str]:
-    path, mark, member = uri.removeprefix(_SCHEME).partition(_INSIDE)
-    if not mark:
-        raise UserError(f'{uri!r}: a file in a zip is named zip://path/to/archive.zip!/path/of/member')
-    return _open(f'{path}.zip'), member
+def _split_uri(uri: str) -> tuple[ZipArchive, str]:
+    path, separator, member = uri.removeprefix(_SCHEME).partition(_SEPARATOR)
+    if not separator:
+        raise UserError(f'{uri!r} is not a zip address: must be zip://path/to/archive.zip!/path/of/member')
+    return _open_archive(f'{path}.zip'), member
 
 
 @cache
-def _open(path: str) -> ZipArchive:
-    """Read a zip's directory once a process; workers that are forked later share it."""
+def _open_archive(path: str) -> ZipArchive:
+    """Read the directory of a zip once per process; workers that are forked later share it."""
     return ZipArchive(Path(path))

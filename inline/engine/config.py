@@ -1,27 +1,122 @@
-"""Reading a config and checking what it names before anything is built or loaded."""
+"""Reading a config, and checking it against everything that will be built from it.
+
+:func:`load_config` reads a file, applies ``--cfg-options`` and replaces names of earlier versions.
+:func:`check_config` finds errors before any data is read or any model is built.
+"""
 
 import difflib
+import inspect
+import os
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config
+from mmengine.registry import Registry
+from mmengine.runner import Runner
+from mmengine.utils import get_object_from_string
+from torch.utils.data import DataLoader
 
-from inline.datasets.imagenet_layout import zip_of
-from inline.engine.check_config import check_options
-from inline.errors import UserError
-from inline.models.archs import resolve_arch
+from inline import registry as registries
+from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
+from inline.models.backbones.common import resolve_arch
 from inline.models.backbones.deit import ARCHS, DeiTArch
-from inline.safetensors_files import SUFFIX
+from inline.utils.arguments import check_names, check_range, check_type, format_value, hint, parameters_of
+from inline.utils.errors import UserError
+from inline.utils.nested import walk_dicts
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
-CHECKPOINT_SUFFIXES = ('.pth', '.pt', '.ckpt', SUFFIX)
-# What tools/prepare_data.py calls the data sets in these folders.
-PUBLIC_DATA_SETS = {'imagenet': 'imagenet', 'coco': 'coco', 'ade': 'ade20k'}
+_SCOPE = 'inline.'
+
+# Names that earlier versions wrote into configs, and their current names.
+TYPE_ALIASES = {
+    'inline.ExactIterLoop': 'inline.ResumableIterTrainLoop',
+    'inline.ExactEpochLoop': 'inline.ResumableEpochTrainLoop',
+    'inline.WholeCheckpointHook': 'inline.AtomicCheckpointHook',
+    'inline.BadDataHook': 'inline.DataValidationHook',
+    'inline.detection.RetinaHead': 'inline.RetinaHead',
+    'inline.segmentation.CrossEntropyLoss': 'inline.CrossEntropyLoss',
+}
+KEY_ALIASES = {'bad_data': 'data_validation', 'own_data': 'custom_data'}
+# Earlier versions wrapped datasets in this type, and passed these arguments to the hook.
+_OLD_WRAPPER = 'InLineCheckedDataset'
+_OLD_HOOK_ARGUMENTS = ('folder', 'notes')
+
+_Dict = dict[str, Any]
+_Dicts = dict[str, Any] | list[dict[str, Any]] | None
+DATALOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+# The settings of a config that the tools and MMEngine read, and their types.
+TOP_LEVEL: dict[str, Any] = {
+    'model': _Dict,
+    'work_dir': str | None,
+    'load_from': str | None,
+    'resume': bool,
+    'runner_type': str,
+    'skip_nonfinite': int,
+    'data_validation': _Dict,
+    'loggers': str | list[str],
+    'compile': bool | _Dict | None,
+    'custom_data': str,
+    'launcher': str,
+    'auto_scale_lr': _Dict | None,
+    'optim_wrapper': _Dict | None,
+    'param_scheduler': _Dicts,
+    'default_hooks': _Dict | None,
+    'custom_hooks': list[_Dict] | None,
+    'model_wrapper_cfg': _Dict | None,
+    'data_preprocessor': _Dict | None,
+    'randomness': _Dict,
+    'env_cfg': _Dict,
+    'visualizer': _Dict | None,
+    'tta_model': _Dict | None,
+    'tta_pipeline': list[_Dict] | None,
+    **{f'{phase}_cfg': _Dict | None for phase in ('train', 'val', 'test')},
+    **{f'{phase}_evaluator': _Dicts for phase in ('val', 'test')},
+    **dict.fromkeys(DATALOADERS, _Dict | None),
+}
+_DATALOADER_TYPES = {
+    'dataset': _Dict,
+    'sampler': _Dict,
+    'batch_size': int,
+    'num_workers': int,
+    'persistent_workers': bool,
+    'pin_memory': bool,
+    'drop_last': bool,
+    'prefetch_factor': int | None,
+    'num_batch_per_epoch': int | None,
+}
+_TRAIN_CFG = ('max_iters', 'max_epochs', 'val_begin', 'val_interval')
+# Settings that MMEngine requires together.
+_PHASES = {
+    'train': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
+    'val': ('val_dataloader', 'val_cfg', 'val_evaluator'),
+    'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
+}
+_AUTO_SCALE_LR = {'enable': bool, 'base_batch_size': int}
+_DATA_VALIDATION = {'max_skipped': float, 'max_pixels': int}
+_RANDOMNESS = {'seed': int | None, 'diff_rank_seed': bool, 'deterministic': bool}
+# The settings of the constructor for layer-wise learning rate decay.
+_PARAMWISE = {
+    'layer_decay_rate': float,
+    'bias_decay_mult': float | None,
+    'norm_decay_mult': float | None,
+    'flat_decay_mult': float | None,
+    'custom_keys': dict[str, _Dict],
+}
+# Arguments that must be at least 1, whatever the toolbox annotates.
+_COUNTS = ('num_classes', 'in_channels', 'feat_channels')
+_PLAIN_TYPES = (bool, int, float, str)
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
-    """Read a config file, override some of its settings, and check that it names a toolbox."""
+    """Read a config file and override some of its settings.
+
+    Args:
+        path: The file. Names that earlier versions used in it are replaced.
+        options: Values by dotted key, as from ``--cfg-options``.
+    """
     check_config_path(path)
     try:
         cfg = Config.fromfile(str(path))
@@ -29,12 +124,14 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         raise UserError(f'config {str(path)!r} cannot be read: {error}') from error
     except ImportError as error:
         raise UserError(
-            f'config {str(path)!r} cannot be read: {_first_cause(error)}. '
+            f'config {str(path)!r} cannot be read: {_root_cause(error)}. '
             'PYTHONPATH must name the folder of a file in custom_imports'
         ) from error
-    check_options(cfg, options or {})
+    apply_aliases(cfg)
+    options = {_current_key(key): value for key, value in (options or {}).items()}
+    check_options(cfg, options)
     try:
-        cfg.merge_from_dict(dict(options or {}))
+        cfg.merge_from_dict(options)
     except (KeyError, TypeError, AssertionError, IndexError) as error:
         raise UserError(f'--cfg-options do not fit {str(path)!r}: {error}') from error
     if cfg.get('default_scope') not in TOOLBOXES:
@@ -42,31 +139,61 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
             f'config {str(path)!r} has default_scope {cfg.get("default_scope")!r}: '
             f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
         )
+    # The options may have old types.
+    apply_aliases(cfg)
     return cfg
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    """What began a chain of errors: MMEngine's own are many lines and leave out the reason."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
 def check_config_path(path: str | Path) -> None:
-    """Refuse a checkpoint that was given in place of a config, and a file that is not there."""
+    """Raise a :class:`UserError` if `path` is a checkpoint or does not exist."""
     if Path(path).suffix in CHECKPOINT_SUFFIXES:
         raise UserError(f'config {str(path)!r} looks like a checkpoint: CONFIG comes first')
     if not Path(path).is_file():
-        near = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
-        close = difflib.get_close_matches(str(path), near, n=1)
-        hint = f'did you mean {close[0]}?' if close else 'give the path of a file such as those in configs/'
+        siblings = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
+        close = difflib.get_close_matches(str(path), siblings, n=1)
+        advice = f'did you mean {close[0]}?' if close else 'give the path of a file, such as one in configs/'
         if not Path(path).suffix:
-            hint += ' (names without a path are for predict, export and serve)'
-        raise UserError(f'config {str(path)!r} does not exist: {hint}')
+            advice += ' (names without a path are for predict, export and serve)'
+        raise UserError(f'config {str(path)!r} does not exist: {advice}')
+
+
+def apply_aliases(cfg: Config) -> None:
+    """Replace names of earlier versions, in place: keys, types, and the wrapper of datasets."""
+    for old, new in KEY_ALIASES.items():
+        if old in cfg:
+            cfg[new] = cfg.pop(old)
+    for _, node in walk_dicts(cfg._cfg_dict):
+        while node.get('type') == _OLD_WRAPPER:
+            inner = node['dataset']
+            node.clear()
+            node.update(inner)
+        if node.get('type') == 'inline.BadDataHook':
+            for name in _OLD_HOOK_ARGUMENTS:
+                node.pop(name, None)
+        if isinstance(node.get('type'), str):
+            node['type'] = TYPE_ALIASES.get(node['type'], node['type'])
+
+
+def set_data_root(cfg: Config, root: str | Path) -> None:
+    """Replace the folder ``data`` by `root` in all paths of datasets and evaluators, in place."""
+    for _, node in walk_dicts(cfg._cfg_dict):
+        for key in ('data_root', 'ann_file'):
+            value = node.get(key)
+            if isinstance(value, str) and Path(value).parts[:1] == ('data',):
+                node[key] = str(Path(root, *Path(value).parts[1:]))
+
+
+def starting_checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:
+    """Yield config key and path of every checkpoint that training starts from."""
+    if cfg.get('load_from'):
+        yield 'load_from', cfg.load_from
+    for key, node in walk_dicts(cfg.get('model'), 'model'):
+        if node.get('type') == 'Pretrained' and node.get('checkpoint'):
+            yield f'{key}.checkpoint', node['checkpoint']
 
 
 def image_size(cfg: Config) -> tuple[int, int]:
-    """Height and width of the images that a config's backbone is made for; of a DeiT its arch may say it."""
+    """Return the height and width of the images that the backbone of a config is built for."""
     backbone = cfg.model.backbone
     size = backbone.get('img_size')
     if size is None and str(backbone.get('type')).endswith('InLineDeiT'):
@@ -75,98 +202,169 @@ def image_size(cfg: Config) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def set_data_root(cfg: Config, root: str | Path) -> None:
-    """Let `root` be the folder that configs call ``data``, wherever they name it."""
-    for _, node in walk_dicts(cfg._cfg_dict):
-        for key in ('data_root', 'ann_file'):
-            value = node.get(key)
-            if isinstance(value, str) and Path(value).parts[:1] == ('data',):
-                node[key] = str(Path(root, *Path(value).parts[1:]))
+def check_options(cfg: Config, options: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` for ``--cfg-options`` that set a key which nothing reads."""
+    known = {*cfg, *TOP_LEVEL, *inspect.signature(Runner).parameters}
+    for key in options:
+        first = key.split('.')[0]
+        if first not in known:
+            raise UserError(f'--cfg-options {key!r}: the config has no {first!r}{hint(first, sorted(known))}')
 
 
-def check_paths(cfg: Config, dataloaders: tuple[str, ...]) -> None:
-    """Refuse a config whose data or starting weights are not there."""
-    for name in dataloaders:
-        for dataset in _leaf_datasets((cfg.get(name) or {}).get('dataset')):
-            for what, path in _dataset_paths(dataset):
-                if not path.exists():
-                    raise UserError(
-                        f'{what} {str(path)!r} of {name} does not exist: {_data_hint(path, name)}'
-                    )
-    for key, checkpoint in _checkpoints(cfg):
-        check_checkpoint(checkpoint, key)
+def check_config(cfg: Config) -> None:
+    """Check the types of settings, the keys of dataloaders, and the arguments of all our components."""
+    if 'model' not in cfg:
+        raise UserError('the config has no model: it must be a dict with the type of a model')
+    for name, expected in TOP_LEVEL.items():
+        if name in cfg:
+            check_type(name, cfg[name], expected)
+    if 'type' not in cfg.model:
+        raise UserError(f'model {format_value(cfg.model)}: must be a dict with the type of a model')
+    for name in DATALOADERS:
+        if cfg.get(name) is not None:
+            _check_dataloader(name, cfg[name])
+    for name, value in (cfg.get('train_cfg') or {}).items():
+        if name in _TRAIN_CFG:
+            check_type(name, value, int, 'train_cfg')
+    if cfg.get('auto_scale_lr') is not None:
+        _check_keys(cfg.auto_scale_lr, _AUTO_SCALE_LR, 'auto_scale_lr')
+    if 'data_validation' in cfg:
+        _check_keys(cfg.data_validation, _DATA_VALIDATION, 'data_validation')
+        for name, value in cfg.data_validation.items():
+            check_range(f'data_validation.{name}', value, 0, 2**40)
+    if 'randomness' in cfg:
+        _check_randomness(cfg.randomness)
+    _check_optim_wrapper(cfg.get('optim_wrapper') or {})
+    # Inner components first: their errors are more precise.
+    for key, node in reversed(list(walk_dicts(cfg._cfg_dict))):
+        if isinstance(node.get('type'), str) and node['type'].startswith(_SCOPE):
+            try:
+                check_component(node)
+            except UserError as error:
+                raise UserError(f'{key.removeprefix(".")}: {error}') from error
 
 
-def check_checkpoint(path: str, what: str = 'checkpoint') -> None:
-    """Refuse a checkpoint on this machine that is not there; addresses of elsewhere are left alone."""
-    if '://' not in path and not Path(path).is_file():
-        raise UserError(f'{what} {path!r} does not exist: give the path of a .pth or .safetensors file')
+def check_phases(cfg: Config, needed: str) -> None:
+    """Check that the settings of the phase `needed` are complete, and those of other phases all or none."""
+    for phase, names in _PHASES.items():
+        missing = [name for name in names if cfg.get(name) is None]
+        if missing and (phase == needed or len(missing) < len(names)):
+            raise UserError(f'the config has no {missing[0]}: {", ".join(names)} belong together')
 
 
-def check_resumable(path: str) -> None:
-    """Refuse to go on from a file that can hold no state of a training."""
-    if Path(path).suffix == SUFFIX:
+def check_component(node: Mapping[Any, Any]) -> None:
+    """Check the arguments of a dict whose type is a class of this package."""
+    component = _resolve_type(node['type'])
+    if not isinstance(component, type):
+        return
+    arguments = {name: value for name, value in node.items() if name not in ('type', '_scope_')}
+    known = parameters_of(component)
+    check_names(arguments, known, 'argument', component.__name__)
+    if not issubclass(component, torch.nn.Module):
+        return
+    if any(base.__module__.split('.')[0] in TOOLBOXES for base in component.__mro__):
+        _check_toolbox_subclass(component, arguments, known)
+    else:
+        _check_backbone(component, arguments)
+
+
+def check_paramwise(settings: Mapping[str, Any]) -> None:
+    """Check ``paramwise_cfg`` of :class:`inline.engine.layer_decay.LayerDecayConstructor`."""
+    _check_keys(settings, _PARAMWISE, 'paramwise_cfg')
+    rate = settings.get('layer_decay_rate', 1)
+    if not 0 < rate <= 1:
+        raise UserError(f'layer_decay_rate {rate} of paramwise_cfg: must be above 0 and at most 1')
+
+
+def _current_key(key: str) -> str:
+    first, dot, rest = key.partition('.')
+    return f'{KEY_ALIASES.get(first, first)}{dot}{rest}'
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """Return the first error of a chain: MMEngine's own message has many lines, but not the reason."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _check_dataloader(name: str, loader: Mapping[str, Any]) -> None:
+    others = set(inspect.signature(DataLoader).parameters) - set(_DATALOADER_TYPES)
+    check_names(loader, sorted([*_DATALOADER_TYPES, *others, 'disable_subprocess_warning']), 'key', name)
+    for key, expected in _DATALOADER_TYPES.items():
+        if key in loader:
+            check_type(key, loader[key], expected, name)
+        elif key in ('dataset', 'sampler'):
+            raise UserError(f'{name} lacks {key}: it must be a dict with a type')
+    check_range(f'{name}.batch_size', loader.get('batch_size', 1), 1, 2**20)
+    check_range(f'{name}.num_workers', loader.get('num_workers', 0), 0, 1024)
+    if loader.get('persistent_workers') and not loader.get('num_workers'):
+        raise UserError(f'{name} has persistent_workers True and num_workers 0: use at least one worker')
+
+
+def _check_optim_wrapper(wrapper: Mapping[str, Any]) -> None:
+    constructor = wrapper.get('constructor', '')
+    if isinstance(constructor, str) and constructor.startswith(_SCOPE):
+        _resolve_type(constructor)
+        paramwise = wrapper.get('paramwise_cfg')
+        check_type('optim_wrapper.paramwise_cfg', paramwise, _Dict | None)
+        check_paramwise(paramwise or {})
+
+
+def _check_keys(settings: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> None:
+    check_names(settings, known, 'key', owner)
+    for name, value in settings.items():
+        check_type(name, value, known[name], owner)
+
+
+def _check_randomness(settings: Mapping[str, Any]) -> None:
+    _check_keys(settings, _RANDOMNESS, 'randomness')
+    if 'seed' not in settings:
+        raise UserError('randomness lacks seed: it must be an integer, or None for a random one')
+    if settings['seed'] is not None:
+        check_range('randomness.seed', settings['seed'], 0, 2**32 - 1)
+
+
+def _check_toolbox_subclass(
+    component: type[torch.nn.Module], arguments: Mapping[str, Any], known: Mapping[str, Any]
+) -> None:
+    """Check the types of arguments of a toolbox's class, from its annotations or default values."""
+    parameters = inspect.signature(component).parameters
+    for name, value in arguments.items():
+        default = type(parameters[name].default) if name in parameters else None
+        expected = int if name in _COUNTS else known[name] if known[name] in _PLAIN_TYPES else default
+        if expected in _PLAIN_TYPES:
+            check_type(name, value, expected, component.__name__)
+        if name in _COUNTS:
+            check_range(name, value, 1, 2**20)
+
+
+def _check_backbone(component: type[torch.nn.Module], arguments: Mapping[str, Any]) -> None:
+    """Build the backbone without memory, so that its constructor checks the arguments."""
+    with torch.device('meta'):
+        model = component(**arguments)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if size > memory:
         raise UserError(
-            f'--resume {str(path)!r}: a safetensors file holds weights and no state of a training; '
-            'start from them with --cfg-options load_from=FILE, or resume from a .pth file'
+            f'arch {format_value(arguments.get("arch"))} of {component.__name__} has {size / 2**30:,.0f} GiB '
+            f'of parameters: this machine has {memory / 2**30:,.0f}'
         )
 
 
-def _leaf_datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """The datasets inside wrappers such as RepeatDataset and ConcatDataset."""
-    if not isinstance(dataset, Mapping):
-        return
-    inner = dataset.get('datasets', [dataset['dataset']] if 'dataset' in dataset else None)
-    if inner is None:
-        yield dataset
-        return
-    for one in inner:
-        yield from _leaf_datasets(one)
-
-
-def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    root = Path(dataset.get('data_root') or '')
-    if str(root) != '.':
-        yield 'data folder', root
-    if dataset.get('ann_file'):
-        yield 'annotation file', root / dataset['ann_file']
-    # Our ImageNet names its folder by the split, and reads a zip in its place.
-    is_imagenet = dataset.get('type') == 'inline.ImageNet'
-    prefix = dataset.get('data_prefix') or (is_imagenet and dataset.get('split')) or {}
-    for name in prefix.values() if isinstance(prefix, Mapping) else [prefix]:
-        packed = zip_of(root / name) if is_imagenet else None
-        yield 'data folder', packed or root / name
-
-
-def _data_hint(path: Path, dataloader: str) -> str:
-    if 'digit_scenes' in path.parts:
-        return 'make it with `python tools/make_digit_scenes.py`'
-    data_set = next((PUBLIC_DATA_SETS[part] for part in path.parts if part in PUBLIC_DATA_SETS), None)
-    if data_set is not None:
-        return (
-            f'`python tools/prepare_data.py {data_set} PATH` checks a copy and links it there; '
-            'or name the folder that holds the data sets with --data-root or INLINE_DATA_ROOT'
-        )
-    return (
-        'name the folder that holds the data sets with --data-root or INLINE_DATA_ROOT, '
-        f'or set {dataloader}.dataset.data_root with --cfg-options'
-    )
-
-
-def _checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:
-    if cfg.get('load_from'):
-        yield 'load_from', cfg.load_from
-    for key, node in walk_dicts(cfg.get('model'), 'model'):
-        if node.get('type') == 'Pretrained' and node.get('checkpoint'):
-            yield f'{key}.checkpoint', node['checkpoint']
-
-
-def walk_dicts(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every dict at or below a part of a config, each with its dotted key."""
-    if isinstance(node, dict):
-        yield key, node
-        for name, child in node.items():
-            yield from walk_dicts(child, f'{key}.{name}')
-    elif isinstance(node, list | tuple):
-        for i, child in enumerate(node):
-            yield from walk_dicts(child, f'{key}.{i}')
+@cache
+def _resolve_type(name: str) -> Any:
+    """Return the class or function of a ``type='inline.…'``: a registered name or a full import path."""
+    if '.' in name.removeprefix(_SCOPE):
+        found = get_object_from_string(name)
+        if found is None:
+            raise UserError(f'unknown type {name!r}: the package has nothing with this name')
+        return found
+    own = [one for one in vars(registries).values() if isinstance(one, Registry) and one.scope == 'inline']
+    for registry in own:
+        found = registry.get(name.removeprefix(_SCOPE))
+        if found is not None:
+            return found
+    names = {key for registry in own for key in registry.module_dict} | registries.TOOLBOX_MODELS.keys()
+    known = sorted(f'{_SCOPE}{key}' for key in names)
+    raise UserError(f'unknown type {name!r}: choose one of {", ".join(known)}{hint(name, known)}')

@@ -1,4 +1,4 @@
-"""Flags that several tools have. Torch is not imported, so that a tool answers to --help at once."""
+"""Flags that several tools share. Does not import torch, so that ``--help`` is fast."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from mmengine.config import DictAction
 
 
 class CfgOptions(DictAction):
-    """``--cfg-options key=value …``, with a word that is no pair told as such."""
+    """``--cfg-options key=value …``, with an error for a word that is not a pair."""
 
     def __call__(
         self,
@@ -23,6 +23,7 @@ class CfgOptions(DictAction):
 
 
 def add_cfg_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--cfg-options``."""
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -34,24 +35,26 @@ def add_cfg_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_root(parser: argparse.ArgumentParser) -> None:
+    """Add ``--data-root``."""
     parser.add_argument(
         '--data-root',
         default=os.environ.get('INLINE_DATA_ROOT'),
         metavar='FOLDER',
-        help='folder that holds the data sets, what configs call data/ (default: $INLINE_DATA_ROOT, or data)',
+        help='folder of all datasets, data/ in the configs (default: $INLINE_DATA_ROOT, or data)',
     )
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust-checkpoint``."""
     parser.add_argument(
         '--trust-checkpoint',
         action='store_true',
-        help='load checkpoints that hold more than data, and run the code in them',
+        help='also load checkpoints that are not plain data, and run the code in them',
     )
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """What training and testing share; :func:`inline.engine.launch.read_config` applies it."""
+    """Add the flags of training and testing, which :func:`inline.engine.launch.read_config` applies."""
     parser.add_argument(
         '--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)'
     )
@@ -61,8 +64,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         '--launcher',
         choices=('none', 'pytorch', 'slurm', 'mpi'),
         default='none',
-        help='how several processes are started (default: none)',
+        help='what starts the processes of a distributed run (default: none)',
     )
     add_trust(parser)
-    # torch.distributed.launch hands this over; torchrun uses the environment.
+    # torch.distributed.launch passes this flag; torchrun sets an environment variable.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)

@@ -1,147 +1,166 @@
-"""From a config and the command line's flags to a run, the same way for all three toolboxes."""
+"""Training and testing: from the flags of the command line to MMEngine's runner.
+
+The files that a training runs through before the first image is loaded, in this order:
+
+1. ``tools/train.py`` parses the flags, which ``engine/flags.py`` (2) defines for several tools.
+3. ``openmmlab/patches.py``: patches of third-party packages; our components in an inherited config.
+4. ``engine/launch.py``, this file: :func:`train` calls the steps below.
+5. ``engine/config.py`` reads and checks the config.
+6. ``engine/distributed/setup.py`` adapts it to the hardware and joins the process group.
+7. ``datasets/validation/checks.py`` checks the paths and annotations.
+8. ``engine/resume.py`` chooses the checkpoint to start from.
+
+MMEngine's runner then builds what the config names: our loops are in ``engine/loops.py``, our hooks in
+``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom.py``;
+``engine/hooks/full_disk.py`` only acts when a disk is full.
+"""
 
 import argparse
+import importlib
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.model import BaseTTAModel
-from mmengine.registry import RUNNERS
+from mmengine.model import BaseModel, BaseTTAModel, revert_sync_batchnorm
+from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from inline.engine.bad_data import guard_data
-from inline.engine.check_config import check_config, check_phases
-from inline.engine.config import (
-    check_checkpoint,
-    check_paths,
-    check_resumable,
-    load_config,
-    set_data_root,
-    walk_dicts,
+from inline.checkpoints import check_checkpoint, load_complete_state_dict, read_checkpoint, trust_checkpoints
+from inline.datasets.custom import fit_to_custom_data
+from inline.datasets.validation.checks import CheckCache, check_paths, validate_datasets
+from inline.engine.config import check_config, check_phases, load_config, set_data_root
+from inline.engine.distributed.setup import adapt_to_hardware, join_process_group
+from inline.engine.hooks.full_disk import handle_full_disk
+from inline.engine.resume import check_resumable, choose_start
+from inline.openmmlab.patches import (
+    apply_training_patches,
+    keep_batch_augments_uncompiled,
+    provide_wandb_join,
+    use_inline_components,
 )
-from inline.engine.distributed import adapt_to_hardware
-from inline.engine.finetune import fit_to_own_data
-from inline.engine.full_disk import watch_for_full_disk
-from inline.engine.loggers import add_loggers
-from inline.engine.nonfinite import NonFiniteLossHook
-from inline.engine.preemption import PreemptionHook, choose_start
-from inline.engine.pretrained import check_whole
-from inline.engine.resume import make_resumable
-from inline.engine.safe_loading import install as install_safe_loading
-from inline.engine.safe_loading import trusting
-from inline.errors import UserError
-from inline.whole_files import make_folder
+from inline.utils.atomic import make_folder
+from inline.utils.errors import UserError
+from inline.utils.nested import walk_dicts
+
+# MMEngine's visualization backends, by the package that each needs.
+LOGGERS = {'wandb': 'WandbVisBackend', 'mlflow': 'MLflowVisBackend'}
+# Short enough for MLflow's limit on parameters. The complete config is logged as text as well.
+_MLFLOW_KEYS = ('optim_wrapper', 'train_cfg', 'randomness')
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train the model of ``args.config``, from the beginning or from a checkpoint."""
+    with trust_checkpoints(args.trust_checkpoint):
+        cfg = read_config(args)
+        resume = apply_training_flags(cfg, args)
+        check_phases(cfg, 'train')
+        check_paths(cfg, ('train_dataloader', 'val_dataloader'))
+        with handle_full_disk(cfg.work_dir) as disk:
+            prepare_run(cfg)
+            notes = validate_datasets(cfg, ('train_dataloader', 'val_dataloader'))
+            checkpoint = choose_start(cfg, resume)
+            runner = create_runner(cfg)
+            disk.protect(runner.visualizer)
+            for note in notes:
+                runner.logger.warning(note)
+            # Set here, not in the config: the saved config describes the run, not from where it was resumed.
+            if checkpoint is not None:
+                runner._load_from, runner._resume = checkpoint, True
+            runner.train()
+
+
+def test(args: argparse.Namespace) -> None:
+    """Evaluate ``args.checkpoint`` with the test data and evaluators of ``args.config``."""
+    with trust_checkpoints(args.trust_checkpoint):
+        cfg = read_config(args)
+        check_phases(cfg, 'test')
+        check_checkpoint(args.checkpoint)
+        # The checkpoint is loaded below, and must have all weights.
+        cfg.load_from, cfg.resume = None, False
+        drop_pretrained(cfg.model)
+        if args.tta:
+            use_tta(cfg)
+        if args.out is not None:
+            save_predictions(cfg, args.out)
+        if args.show_dir is not None:
+            draw_predictions(cfg, args.show_dir)
+        check_paths(cfg, ('test_dataloader',))
+        prepare_run(cfg)
+        validate_datasets(cfg, ('test_dataloader',))
+        runner = create_runner(cfg)
+        checkpoint = read_checkpoint(args.checkpoint)
+        load_complete_state_dict(_unwrap(runner.model), checkpoint.state_dict, checkpoint.source)
+        runner.test()
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """The config with the common flags applied."""
+    """Read the config, apply the flags that training and testing share, and check it."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    install_safe_loading()
+    apply_training_patches()
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     if args.data_root:
         set_data_root(cfg, args.data_root)
     check_config(cfg)
-    fit_to_own_data(cfg)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+    fit_to_custom_data(cfg, CheckCache.of_run(cfg))
     add_loggers(cfg)
+    use_inline_components(cfg)
     return cfg
 
 
-def train(args: argparse.Namespace) -> None:
-    with trusting(args.trust_checkpoint):
-        _train(args)
-
-
-def _train(args: argparse.Namespace) -> None:
-    cfg = read_config(args)
+def apply_training_flags(cfg: Config, args: argparse.Namespace) -> str | None:
+    """Apply the flags of tools/train.py; return the checkpoint to resume from, 'auto', or None."""
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    check_phases(cfg, 'train')
+    if args.amp:
+        use_amp(cfg)
+    if args.auto_scale_lr:
+        scale_lr(cfg)
+    resume: str | None = args.resume
+    if cfg.get('resume'):
+        # In MMEngine, `load_from` is then the checkpoint to resume from.
+        resume = resume or cfg.get('load_from') or 'auto'
+        cfg.load_from, cfg.resume = None, False
+    if resume is not None and resume != 'auto':
+        check_resumable(resume)
     if args.pretrained is not None:
         cfg.model.backbone.init_cfg = ConfigDict(
             type='Pretrained', checkpoint=args.pretrained, prefix='backbone.'
         )
         cfg.load_from = None
-    if args.amp:
-        use_amp(cfg)
-    if args.auto_scale_lr:
-        scale_lr(cfg)
-    resume = args.resume or (cfg.get('resume') and (cfg.get('load_from') or 'auto')) or None
-    if resume is not None and resume != 'auto':
-        check_resumable(resume)
-        cfg.load_from = resume
-    check_paths(cfg, ('train_dataloader', 'val_dataloader'))
-    guard_data(cfg, ('train_dataloader', 'val_dataloader'))
-    make_resumable(cfg)
-    watch = NonFiniteLossHook(cfg.get('skip_nonfinite', 0))
-    with watch_for_full_disk(cfg.work_dir) as disk:
-        runner = build_runner(cfg, lambda cfg: choose_start(cfg, resume))
-        disk.spare(runner.visualizer)
-        runner.register_hook(watch)
-        runner.register_hook(PreemptionHook(), priority='LOWEST')
-        runner.train()
+    return resume
 
 
-def test(args: argparse.Namespace) -> None:
-    with trusting(args.trust_checkpoint):
-        _test(args)
-
-
-def _test(args: argparse.Namespace) -> None:
-    cfg = read_config(args)
-    check_phases(cfg, 'test')
-    check_checkpoint(args.checkpoint)
-    cfg.load_from = args.checkpoint
-    # The checkpoint holds all weights: those to start training from need not be here.
-    drop_pretrained(cfg.model)
-    if args.tta:
-        use_tta(cfg)
-    if args.out is not None:
-        keep_predictions(cfg, args.out)
-    if args.show_dir is not None:
-        draw_predictions(cfg, args.show_dir)
-    check_paths(cfg, ('test_dataloader',))
-    guard_data(cfg, ('test_dataloader',))
-    runner = build_runner(cfg)
-    check_whole(_unwrap(runner.model), args.checkpoint)
-    runner.test()
-
-
-def build_runner(cfg: Config, choose: Callable[[Config], None] | None = None) -> Runner:
-    """The run of a config. `choose` sets what it goes on from, when folder and processes are there."""
+def prepare_run(cfg: Config) -> None:
+    """Create the work directory, adapt the config to the hardware, and join the process group, if any."""
     make_folder('--work-dir', Path(cfg.work_dir))
     adapt_to_hardware(cfg)
-    if choose is not None:
-        choose(cfg)
+    join_process_group(cfg)
+
+
+def create_runner(cfg: Config) -> Runner:
+    """Create the runner of a config after :func:`prepare_run`. It saves the config in the work directory."""
     if cfg.get('compile') and cfg.default_scope == 'mmpretrain':
-        leave_mixing_uncompiled()
+        keep_batch_augments_uncompiled()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 
-def leave_mixing_uncompiled() -> None:
-    """Let Mixup and CutMix run as they are: torch's compiler fails on the random order that they draw."""
-    from mmpretrain.models.utils.batch_augments import RandomBatchAugment
-
-    RandomBatchAugment.__call__ = torch.compiler.disable(RandomBatchAugment.__call__)
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    """The model inside the wrappers for several processes and for several versions of an image."""
-    while isinstance(model, DistributedDataParallel | BaseTTAModel):
-        model = model.module
-    return model
+def build_runner(cfg: Config) -> Runner:
+    """Call :func:`prepare_run` and :func:`create_runner`."""
+    prepare_run(cfg)
+    return create_runner(cfg)
 
 
 def use_amp(cfg: Config) -> None:
-    """Mixed precision: MMEngine's on a GPU, bfloat16 inside the backbone on a CPU."""
+    """Enable mixed precision: MMEngine's on a GPU, bfloat16 in the backbone on a CPU."""
     if torch.cuda.is_available():
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
@@ -153,44 +172,57 @@ def use_amp(cfg: Config) -> None:
 
 
 def scale_lr(cfg: Config) -> None:
-    """Learning rate in proportion to the batch, from the batch size that the config was written for."""
+    """Scale the learning rate with the total batch size, relative to ``auto_scale_lr.base_batch_size``."""
     if not (cfg.get('auto_scale_lr') or {}).get('base_batch_size'):
         raise UserError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config')
     cfg.auto_scale_lr.enable = True
 
 
 def drop_pretrained(model: ConfigDict) -> None:
-    """Forget the weights that training would start from, wherever the model names them."""
-    for _, part in walk_dicts(model):
-        init_cfg = part.get('init_cfg')
+    """Remove pretrained weights from every ``init_cfg`` of a model config, in place."""
+    for _, node in walk_dicts(model):
+        init_cfg = node.get('init_cfg')
         if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
-            part['init_cfg'] = None
+            node['init_cfg'] = None
+        elif isinstance(init_cfg, list | tuple):
+            node['init_cfg'] = [item for item in init_cfg if item.get('type') != 'Pretrained']
+
+
+def build_untrained_model(cfg: Config) -> BaseModel:
+    """Build the model of a config in one process, with initial weights and without reading a file."""
+    drop_pretrained(cfg.model)
+    cfg.model.pop('pretrained', None)
+    if cfg.get('data_preprocessor') is not None:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        # Synchronized batch norm needs a process group.
+        return revert_sync_batchnorm(MODELS.build(cfg.model))
 
 
 def use_tta(cfg: Config) -> None:
-    """Let the toolbox's wrapper merge the predictions for several versions of each image."""
+    """Test every image at several scales and flipped, with the toolbox's wrapper of the model."""
     if cfg.get('tta_pipeline') is None or cfg.get('tta_model') is None:
         raise UserError('--tta needs tta_pipeline and tta_model in the config: those for ADE20K have them')
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
-def keep_predictions(cfg: Config, path: str) -> None:
-    """Let testing write all predictions to a file."""
+def save_predictions(cfg: Config, path: str) -> None:
+    """Let testing write all predictions to a pickle file."""
     if Path(path).suffix not in ('.pkl', '.pickle'):
-        raise UserError(f'--out {path!r}: predictions are written as a pickle, to a name that ends in .pkl')
-    # mmdet's own version stores masks run-length encoded, not as dense tensors.
-    kind = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
+        raise UserError(f'--out {path!r}: predictions are written as a pickle, the name must end in .pkl')
+    # mmdet's metric stores masks run-length encoded instead of as dense tensors.
+    metric = 'DumpDetResults' if cfg.default_scope == 'mmdet' else 'DumpResults'
     evaluator = cfg.test_evaluator
     cfg.test_evaluator = [
         *(evaluator if isinstance(evaluator, list) else [evaluator]),
-        ConfigDict(type=kind, out_file_path=path),
+        ConfigDict(type=metric, out_file_path=path),
     ]
 
 
 def draw_predictions(cfg: Config, folder: str) -> None:
-    """Switch on the toolbox's own hook that draws each tested image with its prediction."""
-    # mmdet would put a relative folder below the work directory.
+    """Enable the toolbox's hook that draws the prediction of every test image."""
+    # mmdet would create a relative folder in the work directory.
     folder = str(Path(folder).resolve())
     hook = cfg.default_hooks.setdefault('visualization', ConfigDict(type='VisualizationHook'))
     if cfg.default_scope == 'mmpretrain':
@@ -201,3 +233,54 @@ def draw_predictions(cfg: Config, folder: str) -> None:
         hook.update(test_out_dir=folder)
     else:
         cfg.visualizer.save_dir = folder
+
+
+def add_loggers(cfg: Config) -> None:
+    """Add the backends in ``loggers``, such as ``loggers = ['wandb', 'mlflow']``, to the visualizer.
+
+    Raises:
+        UserError: A logger is unknown, or its package is not installed.
+    """
+    names = cfg.get('loggers') or []
+    names = [names] if isinstance(names, str) else list(names)
+    backends = (cfg.get('visualizer') or {}).get('vis_backends') or []
+    for name in names:
+        if name not in LOGGERS:
+            raise UserError(f'unknown logger {name!r}: choose one of {", ".join(LOGGERS)}')
+        if LOGGERS[name] not in [backend.get('type') for backend in backends]:
+            backends = [*backends, {'type': LOGGERS[name], **_logger_options(name, cfg)}]
+    for package, backend in LOGGERS.items():
+        if backend in [one.get('type') for one in backends]:
+            _import_logger(package)
+    if names:
+        cfg.visualizer.vis_backends = backends
+
+
+def _logger_options(name: str, cfg: Config) -> dict[str, Any]:
+    run = Path(cfg.work_dir).name
+    if name == 'wandb':
+        return {'init_kwargs': {'project': 'inline', 'name': run}}
+    keys = [key for key in _MLFLOW_KEYS if key in cfg]
+    options = {'exp_name': 'inline', 'run_name': run, 'tracked_config_keys': keys}
+    # MMEngine ignores the environment variable and writes to the work directory by default.
+    address = os.environ.get('MLFLOW_TRACKING_URI')
+    return {**options, 'tracking_uri': address} if address else options
+
+
+def _import_logger(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f'logger {package!r} needs the package {package}: pip install {package}, '
+            'or remove it from the config'
+        ) from error
+    if package == 'wandb':
+        provide_wandb_join()
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers for several processes and for test-time augmentation."""
+    while isinstance(model, DistributedDataParallel | BaseTTAModel):
+        model = model.module
+    return model

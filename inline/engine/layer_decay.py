@@ -1,4 +1,4 @@
-"""Layer-wise decay of the learning rate for any model with one of our backbones."""
+"""Layer-wise learning rate decay for any model with one of our backbones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 from torch import nn
 
-from inline.engine.check_config import check_paramwise
+from inline.engine.config import check_paramwise
 from inline.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 LayerDepth = Callable[[str], tuple[int, int]]
@@ -14,10 +14,10 @@ LayerDepth = Callable[[str], tuple[int, int]]
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayConstructor(LearningRateDecayOptimWrapperConstructor):
-    """mmpretrain's constructor, which knows classifiers only, for detectors and segmentors too.
+    """mmpretrain's constructor, which supports classifiers only, for detectors and segmentors as well.
 
-    Necks and heads learn at the full rate, the backbone's last norm and each block before it at
-    ``paramwise_cfg.layer_decay_rate`` times the rate of what follows.
+    Necks and heads have the full learning rate. The last norm of the backbone, and each block before it, have
+    ``paramwise_cfg.layer_decay_rate`` times the learning rate of the layer that follows.
     """
 
     def _validate_cfg(self) -> None:
@@ -33,11 +33,12 @@ class LayerDecayConstructor(LearningRateDecayOptimWrapperConstructor):
         **kwargs: Any,
     ) -> None:
         if get_layer_depth is None:
-            get_layer_depth = _depth_within(module)
+            get_layer_depth = _layer_depth_of(module)
         super().add_params(params, module, prefix=prefix, get_layer_depth=get_layer_depth, **kwargs)
 
 
-def _depth_within(model: Any) -> LayerDepth:
+def _layer_depth_of(model: Any) -> LayerDepth:
+    """Return a function from a parameter name to its layer and the number of layers."""
     _, count = model.backbone.get_layer_depth('norm')
 
     def depth(name: str) -> tuple[int, int]:

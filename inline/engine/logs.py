@@ -1,4 +1,4 @@
-"""What a run left on disk: the scalars that MMEngine logged, and the metrics of its test."""
+"""Readers of the log files of a run: the scalars of its training, and the metrics of its test."""
 
 import json
 import math
@@ -19,14 +19,14 @@ class Curve:
 
 
 def read_scalars(run_dir: Path) -> list[Record]:
-    """Training and validation lines of a run in the order of its steps, sessions merged.
+    """Read the training and validation records of a run, in the order of their steps, over all sessions.
 
-    A resumed session replaces all that an earlier one logged from the step on at which it took over. If it
-    began with a validation that was missed, the training up to that step is still the earlier one's.
+    The records of a resumed session replace those of earlier sessions from its first step on. If it started
+    with a validation that had been interrupted, the training records up to that step are kept.
     """
     records: list[Record] = []
     for path in sorted(run_dir.glob('*/vis_data/scalars.json')):
-        session = list(_parse_lines(path.read_text().splitlines()))
+        session = [record for record in _parse(path.read_text().splitlines()) if 'step' in record]
         if session:
             start = min(record['step'] for record in session)
             trained = min((record['step'] for record in session if 'loss' in record), default=start + 1)
@@ -36,7 +36,7 @@ def read_scalars(run_dir: Path) -> list[Record]:
 
 
 def read_test_metrics(test_dir: Path) -> Record:
-    """Metrics of the newest finished test in its work directory, empty if there is none."""
+    """Read the metrics of the newest finished test in a work directory; return {} if there is none."""
     for path in sorted(test_dir.glob('*/*.json'), reverse=True):
         if path.stem == path.parent.name:
             for metrics in _parse([path.read_text()]):
@@ -45,14 +45,14 @@ def read_test_metrics(test_dir: Path) -> Record:
 
 
 def curve(records: Iterable[Record], key: str, scale: float = 1.0) -> Curve:
-    """The values logged under `key`, times `scale`; what could not be measured is left out."""
+    """Return the values logged as `key`, times `scale`, without those that are missing or not finite."""
     points = [(record['step'], scaled(record, key, scale)) for record in records]
     known = [(step, value) for step, value in points if value is not None]
     return Curve(tuple(step for step, _ in known), tuple(value for _, value in known))
 
 
 def scaled(record: Record, key: str, scale: float) -> float | None:
-    """A metric times `scale`; None if it is missing, not finite, or -1, COCO's word for no objects."""
+    """Return a metric times `scale`, or None if it is missing, not finite, or -1 (COCO: no objects)."""
     value = record.get(key)
     if value is None or not math.isfinite(value) or value == -1:
         return None
@@ -60,11 +60,12 @@ def scaled(record: Record, key: str, scale: float) -> float | None:
 
 
 def training_records(records: Iterable[Record]) -> list[Record]:
+    """Return the records of training steps."""
     return [record for record in records if 'loss' in record]
 
 
 def training_minutes(records: Iterable[Record]) -> float | None:
-    """Minutes spent in training iterations: no validation, no start-up, no work lost to an interruption."""
+    """Return the minutes of training, without validation, start-up and steps lost to an interruption."""
     seconds, last_step = 0.0, 0
     for record in training_records(records):
         seconds += record.get('time', 0.0) * (record['step'] - last_step)
@@ -72,13 +73,9 @@ def training_minutes(records: Iterable[Record]) -> float | None:
     return seconds / 60 if last_step else None
 
 
-def _parse_lines(lines: Iterable[str]) -> Iterable[Record]:
-    return (record for record in _parse(lines) if 'step' in record)
-
-
 def _parse(texts: Iterable[str]) -> Iterable[Record]:
     for text in texts:
-        # A killed process leaves its last line cut off.
+        # The last line of a killed process may be truncated.
         try:
             record = json.loads(text)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Resuming: which checkpoint is the newest good one, and a config that saves and resumes exactly."""
+"""Choosing the checkpoint that a run starts from: the newest one that is complete and undamaged."""
 
 import os
 import re
@@ -7,111 +7,135 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.dist import all_gather_object, broadcast_object_list, init_dist, is_distributed, is_main_process
+from mmengine.dist import all_gather_object, all_reduce, is_main_process
 
-from inline import whole_files
-from inline.engine.safe_loading import load
-from inline.errors import UserError
+from inline.checkpoints import read_file
+from inline.checkpoints.safetensors_format import SUFFIX
+from inline.engine.distributed.setup import call_on_rank_zero, join_process_group
+from inline.engine.signals import RESTARTED_ENV
+from inline.utils.errors import UserError
 
-LOOPS = {'EpochBasedTrainLoop': 'inline.ExactEpochLoop', 'IterBasedTrainLoop': 'inline.ExactIterLoop'}
-HOOK = 'inline.WholeCheckpointHook'
-# What a signal makes a run save. One name, so that a run that is stopped a hundred times keeps one such file.
+# The checkpoint of a run that a signal stopped. Without a number in its name, the next one replaces it.
 PREEMPTED_NAME = 'preempted.pth'
+# Empty file in the work directory. Checkpoints that are newer than it belong to the current run.
+STARTED_NAME = 'started'
 
 
-def make_resumable(cfg: Config) -> None:
-    """Let a training save its checkpoints whole and, resumed, do what it would have done uninterrupted.
+def choose_start(cfg: Config, resume: str | None) -> str | None:
+    """Choose the checkpoint that a run starts from, before the seed and the data order are drawn.
 
-    MMEngine's own loops and checkpoint hooks are replaced by those of this package; others stay.
+    A restarted run continues from the newest checkpoint that it has written itself. Checkpoints of an
+    earlier run in the same folder are ignored: without its own checkpoint the run starts as on the command
+    line.
+
+    Args:
+        cfg: Config of the run; its seed is set to that of the checkpoint.
+        resume: Argument of ``--resume``, None without the flag.
+
+    Returns:
+        A path, or None to start from the beginning.
     """
-    whole_files.install()
-    train_cfg = cfg.get('train_cfg')
-    if train_cfg is not None:
-        if 'by_epoch' in train_cfg:
-            by_epoch = train_cfg.pop('by_epoch')
-            train_cfg['type'] = 'EpochBasedTrainLoop' if by_epoch else 'IterBasedTrainLoop'
-        train_cfg['type'] = LOOPS.get(_name(train_cfg.get('type')), train_cfg.get('type'))
-    hooks = cfg.setdefault('default_hooks', ConfigDict())
-    hooks.setdefault('checkpoint', ConfigDict(type='CheckpointHook', interval=1))
-    for hook in (hooks.checkpoint, *(cfg.get('custom_hooks') or ())):
-        if isinstance(hook, dict) and _name(hook.get('type')) == 'CheckpointHook':
-            hook['type'] = HOOK
+    join_process_group(cfg)
+    restarted = torch.tensor(int(is_restart()))
+    # A machine that came back does not know that the others were restarted.
+    all_reduce(restarted, 'max')
+
+    def mark_start() -> float | None:
+        started = Path(cfg.work_dir, STARTED_NAME)
+        if not restarted:
+            started.touch()
+            return None
+        # Compare times of the same file system: the clocks of the machines may differ.
+        return started.stat().st_mtime if started.is_file() else None
+
+    since = _call_on_rank_zero(mark_start, cfg)
+    return choose_checkpoint(cfg, resume, since) if restarted or resume is not None else None
 
 
-def meet(cfg: Config) -> None:
-    """Let the processes of a run know each other, if they do not yet."""
-    if cfg.launcher != 'none' and not is_distributed():
-        init_dist(cfg.launcher, **(cfg.get('env_cfg') or {}).get('dist_cfg', {}))
+def is_restart() -> bool:
+    """Return whether torchrun, our agent or SLURM has restarted this run."""
+    counts = (os.environ.get(name, '0') for name in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'))
+    return RESTARTED_ENV in os.environ or any(int(count) > 0 for count in counts)
 
 
-def choose_checkpoint(cfg: Config, resume: str | None, since: float | None = None) -> None:
-    """Set what the run resumes: the file `resume`, or for ``auto`` the newest good one, if there is any.
+def choose_checkpoint(cfg: Config, resume: str | None, since: float | None = None) -> str | None:
+    """Choose the checkpoint to resume from, the same on all ranks, and take over the seed of its run.
 
-    Before that comes the newest good one that was written `since` a time, as :func:`os.path.getmtime` gives
-    it. All processes take what the first one chose. An unseeded run goes on with the seed that it had.
+    Args:
+        cfg: Config of the run. Its ``randomness.seed`` becomes the seed of the resumed run.
+        resume: A path; 'auto' for the newest good checkpoint in the work directory; or None.
+        since: If given, a checkpoint that was written at this modification time or later is preferred.
+
+    Returns:
+        The path, or None to start from the beginning.
     """
-    meet(cfg)
-    chosen: list[Any] = [None, None, None]
-    if is_main_process():
-        try:
-            if since is not None:
-                chosen[:2] = newest_good(cfg, since)
-            if chosen[0] is None and resume is not None:
-                chosen[:2] = newest_good(cfg) if resume == 'auto' else (resume, _seed(resume))
-        except UserError as error:
-            chosen[2] = str(error)
-    broadcast_object_list(chosen)
-    path, seed, refusal = chosen
-    if refusal is not None:
-        raise UserError(refusal)
-    cfg.resume = path is not None
+
+    def choose() -> tuple[str | None, int | None]:
+        chosen = (None, None) if since is None else newest_good(cfg, since)
+        if chosen[0] is not None or resume is None:
+            return chosen
+        return newest_good(cfg) if resume == 'auto' else (resume, _seed(resume))
+
+    path, seed = _call_on_rank_zero(choose, cfg)
     if path is None:
         which = 'checkpoint' if since is None else 'checkpoint of this run'
-        _say(f'resume: no {which} in {str(cfg.work_dir)!r}, training starts from the beginning')
-        return
-    seen = all_gather_object('://' in path or Path(path).is_file())
-    if not all(seen):
+        _print(f'resume: no {which} in {str(cfg.work_dir)!r}, training starts from the beginning')
+        return None
+    visible = all_gather_object('://' in path or Path(path).is_file())
+    if not all(visible):
         raise UserError(
-            f'checkpoint {path!r} is not there for process {seen.index(False)}: '
-            'the work directory must be one that all processes share'
+            f'checkpoint {path!r} does not exist on rank {visible.index(False)}: '
+            'the work directory must be shared by all processes'
         )
-    _say(f'resume: from {path}')
-    cfg.load_from = path
+    _print(f'resume: from {path}')
     if seed is not None:
         own = (cfg.get('randomness') or {}).get('seed')
         if own not in (None, seed):
-            _say(f'resume: the run goes on with its seed {seed}, not with {own}')
+            _print(f'resume: the run continues with its seed {seed} instead of {own}')
         cfg.randomness = ConfigDict(cfg.get('randomness') or {}, seed=seed)
+    return path
 
 
 def newest_good(cfg: Config, since: float | None = None) -> tuple[str | None, int | None]:
-    """The newest checkpoint that can be resumed, and its seed; damaged ones are told and skipped.
+    """Return the newest checkpoint that can be resumed, and its seed. Damaged ones are reported and skipped.
 
-    With `since`, of those only that were written at that time or later.
+    Args:
+        cfg: Config of the run.
+        since: If given, only checkpoints with this modification time or a later one.
     """
-    candidates = [path for path in _candidates(cfg) if since is None or _written_since(path, since)]
+    candidates = [path for path in _candidates(cfg) if since is None or _is_written_since(path, since)]
     for path in candidates:
         try:
             return path, _seed(path)
         except UserError as error:
-            _say(f'resume: skipped {path}: {str(error).removeprefix(f"checkpoint {path!r} ")}')
+            _print(f'resume: skipped {path}: {str(error).removeprefix(f"checkpoint {path!r} ")}')
     if candidates:
         raise UserError(
             f'no checkpoint in {str(cfg.work_dir)!r} can be resumed, see above: '
-            'give another with --resume CHECKPOINT, or start anew without --resume'
+            'give another one with --resume CHECKPOINT, or start from the beginning without --resume'
         )
     return None, None
 
 
+def check_resumable(path: str) -> None:
+    """Raise a :class:`UserError` for a format that holds weights only."""
+    if Path(path).suffix == SUFFIX:
+        raise UserError(
+            f'--resume {str(path)!r}: a safetensors file has weights but no training state; '
+            'start from the weights with --cfg-options load_from=FILE, or resume from a .pth file'
+        )
+
+
 def read_state(path: str) -> dict[str, Any]:
-    """The content of a checkpoint that training saved; any other file, or a damaged one, is refused."""
+    """Read a checkpoint with training state; raise a :class:`UserError` if it is damaged or has none."""
     if not Path(path).is_file():
         raise UserError(f'checkpoint {path!r} does not exist')
     if Path(path).stat().st_size == 0:
         raise UserError(f'checkpoint {path!r} is empty (0 bytes)')
-    _check_sums(path)
-    content = load(path)
+    _verify_checksums(path)
+    content = read_file(path)
     meta = content.get('meta') if isinstance(content, dict) else None
     if (
         not isinstance(meta, dict)
@@ -119,113 +143,123 @@ def read_state(path: str) -> dict[str, Any]:
         or not {'state_dict', 'message_hub'} <= content.keys()
     ):
         raise UserError(
-            f'checkpoint {path!r} holds no state of a training: only what a training saved can be resumed; '
+            f'checkpoint {path!r} has no training state: only checkpoints of a training can be resumed; '
             '--pretrained starts from weights'
         )
     if 'optimizer' not in content:
         raise UserError(
-            f'checkpoint {path!r} holds no state of the optimizer, as a best_….pth: resume from an '
+            f'checkpoint {path!r} has no optimizer state, as a best_….pth: resume from an '
             'iter_….pth or epoch_….pth; --pretrained starts from weights'
         )
     return content
 
 
+def _call_on_rank_zero(function: Any, cfg: Config) -> Any:
+    """Call a function that looks into the work directory; all ranks raise if it fails."""
+
+    def call() -> Any:
+        try:
+            return function()
+        except OSError as error:
+            raise UserError(
+                f'{str(error.filename or cfg.work_dir)!r} cannot be accessed: {error.strerror or error}'
+            ) from error
+
+    return call_on_rank_zero(call, cfg)
+
+
 def _seed(path: str) -> int | None:
-    """The seed of the run that saved a checkpoint; what is not on this machine is left to MMEngine."""
+    """Return the seed of the run that saved a checkpoint, None for a URL, which MMEngine reads later."""
     return None if '://' in path else read_state(path)['meta'].get('seed')
 
 
-def _check_sums(path: str) -> None:
-    """Compare the check sums in the file, which torch does not look at for all of it."""
-    with open(path, 'rb') as start:
-        begins_as_zip = start.read(4) == b'PK\x03\x04'
+def _verify_checksums(path: str) -> None:
+    """Verify the checksums of a zip file: torch does not verify all of them."""
+    with open(path, 'rb') as file:
+        has_zip_header = file.read(4) == b'PK\x03\x04'
     try:
         if not zipfile.is_zipfile(path):
-            if begins_as_zip:
+            if has_zip_header:
                 raise UserError(f'checkpoint {path!r} is damaged: its end is missing')
             return
-        with zipfile.ZipFile(path) as file:
-            damaged = file.testzip()
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
     except UserError:
         raise
     except Exception as error:
-        # Wrong bytes lead zipfile and zlib to errors of any kind.
+        # Damaged bytes make zipfile and zlib raise errors of any type.
         raise UserError(f'checkpoint {path!r} is damaged: {str(error) or type(error).__name__}') from error
     if damaged is not None:
-        raise UserError(f'checkpoint {path!r} is damaged: the check sum of {damaged!r} is wrong')
+        raise UserError(f'checkpoint {path!r} is damaged: the checksum of {damaged!r} is wrong')
 
 
 def _candidates(cfg: Config) -> Iterator[str]:
-    """Checkpoints of the run, the newest first.
+    """Yield the checkpoints of the run, the newest first.
 
-    That is the one which ``last_checkpoint`` names, unless the process was killed just before it could name
-    a later one. The times of files alone do not tell: a copy of the folder may have others.
+    That is the one in ``last_checkpoint``, or a later one if the process was killed before it could write
+    that file. Modification times alone are not enough: a copy of the folder may have others.
     """
-    named = _named_as_last(cfg)
-    found = sorted(_saved(cfg), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    if named is None:
-        yield from map(str, found)
+    last = _read_last_checkpoint(cfg)
+    saved = sorted(_saved_checkpoints(cfg), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    if last is None:
+        yield from map(str, saved)
         return
-    place = Path(named)
-    if place.is_file():
-        later = [path for path in found if _is_later(path, place)]
-        yield from map(str, sorted(later, key=_number, reverse=True))
-        found = [path for path in found if path not in later and not path.samefile(place)]
-    yield named
-    yield from map(str, found)
+    path = Path(last)
+    if path.is_file():
+        later = [other for other in saved if _is_later(other, path)]
+        yield from map(str, sorted(later, key=_step_number, reverse=True))
+        saved = [other for other in saved if other not in later and not other.samefile(path)]
+    yield last
+    yield from map(str, saved)
 
 
-def _named_as_last(cfg: Config) -> str | None:
+def _read_last_checkpoint(cfg: Config) -> str | None:
     file = Path(cfg.work_dir, 'last_checkpoint')
     if not file.is_file():
         return None
     named = file.read_text(errors='replace').strip()
-    # The folder may have been moved or copied since: a copy goes on from its own files.
-    own = (folder / os.path.basename(named) for folder in _folders(cfg))
+    # The folder may have been moved or copied: a copy continues from its own files.
+    own = (folder / os.path.basename(named) for folder in _checkpoint_folders(cfg))
     return next((str(path) for path in own if path.is_file()), named) or None
 
 
-def _written_since(path: str, since: float) -> bool:
+def _is_written_since(path: str, since: float) -> bool:
     return os.path.isfile(path) and os.path.getmtime(path) >= since
 
 
-def _saved(cfg: Config) -> Iterator[Path]:
-    """What the checkpoint hook saved to resume from; its best ones hold no state of the optimizer."""
-    template = _hook(cfg).get('filename_tmpl') or 'epoch_{}.pth'
+def _saved_checkpoints(cfg: Config) -> Iterator[Path]:
+    """Yield the checkpoints that can be resumed; the best ones have no optimizer state."""
+    template = _checkpoint_hook(cfg).get('filename_tmpl') or 'epoch_{}.pth'
     templates = {PREEMPTED_NAME, 'epoch_{}.pth', 'iter_{}.pth', template}
     pattern = '|'.join(r'\d+'.join(map(re.escape, template.split('{}'))) for template in templates)
-    for folder in _folders(cfg):
+    for folder in _checkpoint_folders(cfg):
         for path in folder.iterdir() if folder.is_dir() else ():
             if re.fullmatch(pattern, path.name) and path.is_file():
                 yield path
 
 
-def _folders(cfg: Config) -> list[Path]:
-    """Where the checkpoint hook saves, and the work directory."""
-    out_dir = _hook(cfg).get('out_dir')
-    elsewhere = [Path(out_dir, Path(cfg.work_dir).name)] if out_dir else []
-    return list(dict.fromkeys([*elsewhere, Path(cfg.work_dir)]))
+def _checkpoint_folders(cfg: Config) -> list[Path]:
+    """Return the folder of the checkpoint hook and the work directory."""
+    out_dir = _checkpoint_hook(cfg).get('out_dir')
+    others = [Path(out_dir, Path(cfg.work_dir).name)] if out_dir else []
+    return list(dict.fromkeys([*others, Path(cfg.work_dir)]))
 
 
-def _hook(cfg: Config) -> dict[str, Any]:
+def _checkpoint_hook(cfg: Config) -> dict[str, Any]:
     return (cfg.get('default_hooks') or {}).get('checkpoint') or {}
 
 
-def _is_later(path: Path, than: Path) -> bool:
-    stem, other = re.sub(r'\d+', '', path.name), re.sub(r'\d+', '', than.name)
-    newer = path.stat().st_mtime_ns >= than.stat().st_mtime_ns
-    return stem == other and newer and _number(path) > _number(than)
+def _is_later(path: Path, other: Path) -> bool:
+    same_template = re.sub(r'\d+', '', path.name) == re.sub(r'\d+', '', other.name)
+    is_newer = path.stat().st_mtime_ns >= other.stat().st_mtime_ns
+    return same_template and is_newer and _step_number(path) > _step_number(other)
 
 
-def _number(path: Path) -> int:
+def _step_number(path: Path) -> int:
     digits = re.findall(r'\d+', path.name)
     return int(digits[-1]) if digits else -1
 
 
-def _name(kind: Any) -> Any:
-    return kind.removeprefix('mmengine.') if isinstance(kind, str) else getattr(kind, '__name__', kind)
-
-
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     if is_main_process():
         print(line, flush=True)

@@ -1,11 +1,12 @@
-"""Signals that ask a training to stop, and what its end tells the launcher.
+"""Stop signals of a training process, and the exit code for its launcher.
 
-SIGTERM is how schedulers, containers and torchrun end a process; SIGUSR1 is SLURM's warning before they do.
-Before training begins there is nothing to lose and the process leaves at once. From then on a signal is only
-noted: :class:`inline.engine.preemption.PreemptionHook` saves a checkpoint at the next step and leaves. A
-second signal changes nothing, so it can't break off the checkpoint that is being written.
+Schedulers, containers and torchrun stop a process with SIGTERM. SLURM sends SIGUSR1 as an early warning.
+Before training begins, the process exits at once. During training a signal is only recorded, and
+:class:`~inline.engine.hooks.preemption.PreemptionHook` saves a checkpoint after the current step and exits. A
+second signal changes nothing, so it cannot interrupt the checkpoint that is being written.
 
-This module imports nothing heavy: signals are watched before torch is imported.
+This module is separate from the hook and imports only the standard library, because the handlers must be
+installed before torch is imported.
 """
 
 import os
@@ -15,78 +16,86 @@ import threading
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
-# sysexits.h calls it EX_TEMPFAIL, "try again later". It is no code that Python, a shell or a signal gives.
-PREEMPTED = 75
+# EX_TEMPFAIL of sysexits.h ("try again later"). Python, shells and signals never produce this code.
+EXIT_PREEMPTED = 75
 
-# How long data workers stay after a signal to all processes of a job, at the most.
+# Maximum lifetime of a data worker after a stop signal to the whole job.
 WORKER_SECONDS = 300
 
-# In the environment of workers that our agent (inline/engine/agent.py) starts again.
-RESTARTED = 'INLINE_RESTARTED'
+# Environment variable that the elastic agent (inline/engine/distributed/agent.py) sets for restarted workers.
+RESTARTED_ENV = 'INLINE_RESTARTED'
 
 
 class StopRequest:
-    """The first signal that asked this process to stop, and whether it still leaves at once."""
+    """The first stop signal that this process received.
+
+    Attributes:
+        signum: Number of the signal, 0 if there was none.
+        exit_immediately: Whether a signal ends the process at once. True until training begins.
+    """
 
     def __init__(self) -> None:
         self.signum = 0
-        self.at_once = True
-        self._watching = False
+        self.exit_immediately = True
+        self._is_listening = False
 
-    def watch(self) -> None:
-        """Take the signals over; call it from the main thread, as early as possible."""
-        if self._watching:
+    def listen(self) -> None:
+        """Start to handle stop signals. Call it from the main thread, as early as possible."""
+        if self._is_listening:
             return
-        self._watching = True
+        self._is_listening = True
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         for signum in STOP_SIGNALS:
             signal.signal(signum, lambda *_: None)
-        # The interpreter writes to the pipe the moment a signal arrives. A handler would have to wait until
-        # the main thread is back from C++, where it may sit for minutes, waiting for other processes.
+        # Python runs a signal handler only when the main thread returns from C++, where a collective may
+        # block it for minutes. It writes to the wake-up descriptor as soon as the signal arrives.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, args=(reader,), daemon=True).start()
-        os.register_at_fork(after_in_child=_obey_the_parent_only)
+        threading.Thread(target=self._read_signals, args=(reader,), daemon=True).start()
+        os.register_at_fork(after_in_child=_ignore_foreign_signals)
 
-    def ignore(self) -> None:
-        """Let no signal change the exit code any more: the interpreter drops handlers early, but not this."""
+    def ignore_signals(self) -> None:
+        """Ignore further signals, so that none changes the exit code.
+
+        The interpreter drops Python's handlers early when it shuts down; SIG_IGN stays.
+        """
         for signum in STOP_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
 
-    def _listen(self, reader: int) -> None:
+    def _read_signals(self, reader: int) -> None:
         while True:
-            # The pipe tells of every signal that Python handles, SIGINT and SIGCHLD among them.
+            # The descriptor reports every signal with a Python handler, for example SIGINT and SIGCHLD.
             signum = os.read(reader, 1)[0]
             if signum not in STOP_SIGNALS:
                 continue
             self.signum = self.signum or signum
-            if self.at_once:
-                _leave(f'stopped by {signal_name(signum)} before training began: nothing to save')
+            if self.exit_immediately:
+                _exit_preempted(f'stopped by {signal_name(signum)} before training began: nothing to save')
 
 
-def _leave(message: str) -> None:
+def _exit_preempted(message: str) -> None:
     if int(os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0'))) == 0:
         print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(PREEMPTED)
+    os._exit(EXIT_PREEMPTED)
 
 
-def _obey_the_parent_only() -> None:
-    """In a forked data worker: let a signal that was sent to all processes of a job pass by.
+def _ignore_foreign_signals() -> None:
+    """Let a forked data worker ignore stop signals that do not come from its parent.
 
-    SLURM, torchrun and a terminal signal whole groups of processes. A worker that died of it would take the
-    training down before it has saved. The training itself still ends its workers with SIGTERM.
+    SLURM, torchrun and terminals signal whole process groups. A worker that died from such a signal would
+    crash the training before it can save. The training process itself ends its workers with SIGTERM.
     """
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    threading.Thread(target=_wait_for_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_on_parent_signal, daemon=True).start()
 
 
-def _wait_for_the_parent() -> None:
-    """End this process when its parent asks for it, or long after somebody else did.
+def _exit_on_parent_signal() -> None:
+    """Exit when the parent sends a stop signal, or WORKER_SECONDS after the last one from elsewhere.
 
-    A signal that comes while the same one is waiting to be taken is lost, the parent's as well as any.
+    The time limit is needed because a signal is lost while the same signal is pending, even the parent's.
     """
     info: signal.struct_siginfo | None = signal.sigwaitinfo(STOP_SIGNALS)
     while info is not None and info.si_pid != os.getppid():

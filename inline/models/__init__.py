@@ -1,4 +1,4 @@
-"""Backbones as plain torch modules: nothing here needs OpenMMLab."""
+"""Backbones as plain PyTorch modules, independent of OpenMMLab."""
 
 from inline.models.backbones import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 from inline.models.mixers import MIXERS, register_mixer

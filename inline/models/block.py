@@ -1,12 +1,22 @@
+"""The transformer block that all families share: token mixer, MLP, stochastic depth."""
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inline.models.layers import DropPath, Mlp
+from inline.models.layers import has_hooks, is_marked_new, is_plain, returns_new_tensor
 from inline.models.mixers import AttentionMixer
+from inline.utils.errors import UserError
+
+# The MLP works in chunks if its hidden layer has more elements than this; a chunk fits the CPU cache.
+CHUNK_ABOVE = 2**22
+CHUNK_SIZE = 2**20
+# Tensors of at least this many elements are overwritten by residual adds; smaller ones stay in the cache.
+INPLACE_FROM = 2**15
 
 
 class Block(nn.Module):
-    """The one block of every family: mix the tokens, then an MLP, each as a pre-norm residual branch."""
+    """A token mixer and an MLP, each in a pre-norm residual branch."""
 
     def __init__(
         self, dim: int, mixer: AttentionMixer, mlp_ratio: float, drop_path: float, norm_eps: float = 1e-5
@@ -21,17 +31,84 @@ class Block(nn.Module):
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """x (B, P + H·W, C) to the same shape."""
         normed = self.norm1(x)
-        mixed = self.mixer(normed, hw, x) if self.mixer.takes_unnormed else self.mixer(normed, hw)
-        x = _add_branch(x, self.drop_path(mixed))
-        return _add_branch(x, self.drop_path(self.mlp(self.norm2(x))))
+        mixed = self.mixer(normed, hw, x) if self.mixer.needs_prenorm_input else self.mixer(normed, hw)
+        x = self._add_residual(x, self.drop_path(mixed), self.mixer, self.mixer.proj)
+        return self._add_residual(x, self.drop_path(self.mlp(self.norm2(x))), self.mlp, self.mlp.fc2)
+
+    def _add_residual(self, x: Tensor, out: Tensor, branch: nn.Module, last: nn.Module) -> Tensor:
+        """Return x + out, where ``out`` comes from the layer ``last`` of ``branch`` through drop path.
+
+        Overwrites a large ``out`` where no gradient is needed, to save memory traffic, unless a hook may
+        hold it. Under autocast ``out`` has half precision and x does not: x must not be rounded.
+        """
+        # A comparison of symbolic sizes would limit an exported program to the sizes of one branch.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return x + out
+        if out.numel() < INPLACE_FROM or out.dtype != x.dtype:
+            return x + out
+        inplace = (
+            is_marked_new(branch.forward)
+            and not has_hooks(branch)
+            and is_plain(last, nn.Linear)
+            and is_plain(self.drop_path, DropPath)
+        )
+        return out.add_(x) if inplace else x + out
 
 
-def _add_branch(x: Tensor, branch: Tensor) -> Tensor:
-    """x + branch; where no gradient is wanted the branch's own numbers take the sum, for the cache's sake.
+class Mlp(nn.Module):
+    """Two linear layers with a GELU in between."""
 
-    Under autocast a branch is of half precision and x is not: then the sum is a tensor of its own, or x
-    would be rounded in every block.
-    """
-    if torch.is_grad_enabled() or branch.dtype != torch.promote_types(x.dtype, branch.dtype):
-        return x + branch
-    return branch.add_(x)
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.fc2 = nn.Linear(hidden_dim, dim)
+
+    @returns_new_tensor
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to the same shape."""
+        if not self._use_chunks(x):
+            return self.fc2(F.gelu(self.fc1(x)))
+        chunks = x.flatten(0, 1).split(max(CHUNK_SIZE // self.fc1.out_features, 1))
+        return torch.cat([self.fc2(F.gelu(self.fc1(rows))) for rows in chunks]).view_as(x)
+
+    def _use_chunks(self, x: Tensor) -> bool:
+        """Return whether the hidden layer would not fit the cache of a CPU.
+
+        Only for inference: the backward pass needs the whole hidden layer anyway. Not if a hook on one of
+        the layers would see the chunks.
+        """
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != 'cpu':
+            return False
+        if x.shape[:-1].numel() * self.fc1.out_features <= CHUNK_ABOVE:
+            return False
+        return is_plain(self.fc1, nn.Linear) and is_plain(self.fc2, nn.Linear)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training, drop the branch of an image with probability ``rate``."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise UserError(f'drop path rate {rate}: must be at least 0 and below 1')
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = 1 - self.rate
+        # Dividing by the keep probability preserves the expected value.
+        mask = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(keep)
+        return x * mask / keep
+
+    def extra_repr(self) -> str:
+        return f'rate={self.rate:.3f}'
+
+
+def drop_path_rates(last: float, depths: tuple[int, ...]) -> list[list[float]]:
+    """Return rates per stage that grow linearly from 0 at the first block to ``last`` at the last block."""
+    if not 0 <= last < 1:
+        raise UserError(f'drop_path_rate {last}: must be at least 0 and below 1')
+    steps = max(sum(depths) - 1, 1)
+    rates = iter(last * i / steps for i in range(sum(depths)))
+    return [[next(rates) for _ in range(depth)] for depth in depths]

@@ -1,4 +1,4 @@
-"""The mathematics: pure functions on tensors, each fast form beside a naive twin."""
+"""Attention maths: pure functions on tensors, each fast path next to its naive reference."""
 
 from inline.ops.cosformer_attention import (
     cosformer_attention,

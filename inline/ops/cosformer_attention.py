@@ -1,16 +1,16 @@
-"""cosFormer: linear attention with a relu kernel that prefers keys near the query.
+"""cosFormer: linear attention with a relu kernel and a cosine weight that favours nearby keys.
 
 For tokens at positions p of a sequence of length L,
 
     w_ij = s_ij / Σ_j s_ij,        s_ij = relu(q_i)·relu(k_j) · cos(π/2 · (p_i − p_j) / L)
 
-The cosine of a difference is cos·cos + sin·sin, so the scores are products of features of 2d channels,
-relu(x)·cos(a) beside relu(x)·sin(a) with a = π/2 · p / L, and the cost stays linear.
+cos(a − b) = cos a cos b + sin a sin b, so the scores are dot products of features with 2d channels,
+relu(x)·cos(a) and relu(x)·sin(a) with a = π/2 · p / L, and the cost stays linear.
 
-The published form is for sequences. A map is one row by row, which is how image models use it: p is a
-token's place in that order and L = H·W. Near then means near along the rows. A prefix token (a class
-token) has no place on the map. It stands in the middle of the sequence, where it sees every token with at
-least cos(π/4); at its beginning it would hardly see the lower end of the image.
+The paper defines it for sequences. As in image models, a map is flattened in row-major order: p is the
+index of a token and L = H·W, so distance is measured along the rows. A prefix token (such as a class token)
+has no position on the map. It is placed in the middle of the sequence, where its weight for every token is at
+least cos(π/4); at the start it would hardly attend to the bottom of the image.
 
 Reference: Qin, Sun, Deng, Li, Wei, Lv, Yan, Kong, Zhong, "cosFormer: Rethinking Softmax in Attention",
 ICLR 2022, arXiv 2202.08791.
@@ -22,19 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.features import divide, mean_score, weigh_values
-from inline.ops.kernels import apply_kernel
-from inline.ops.masking import count_keys, zero_masked
-from inline.ops.places import ALL_QUERIES, count_along, count_prefix
+from inline.ops.kernels import apply_kernel, divide_by_score, kernel_attention, mean_score
+from inline.ops.tokens import ALL_QUERIES, count_keys, count_prefix, position_indices, zero_masked
 
 
 def cosformer_attention(
     q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
 ) -> Tensor:
-    """Feature form, linear in the number of tokens.
+    """Compute cosFormer attention with cost linear in the number of tokens.
 
     Args:
-        q: Queries (B, heads, P + H·W, d): P prefix tokens, then the map row by row.
+        q: Queries (B, heads, P + H·W, d): P prefix tokens, then the map in row-major order.
         k: Keys of the same tokens.
         v: Values (B, heads, P + H·W, e).
         hw: Height and width of the map.
@@ -44,15 +42,15 @@ def cosformer_attention(
         (B, heads, P + H·W, e).
     """
     angles = sequence_angles(q, hw)
-    phi_q = _turn(apply_kernel('relu', q), angles)
-    phi_k = _turn(apply_kernel('relu', k, key_mask), angles)
-    return divide(weigh_values(phi_q, phi_k, v, key_mask), mean_score(phi_q, phi_k, key_mask))
+    phi_q = _add_positions(apply_kernel('relu', q), angles)
+    phi_k = _add_positions(apply_kernel('relu', k, key_mask), angles)
+    return divide_by_score(kernel_attention(phi_q, phi_k, v, key_mask), mean_score(phi_q, phi_k, key_mask))
 
 
 def cosformer_attention_naive(
     q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
 ) -> Tensor:
-    """The twin of :func:`cosformer_attention` with the N×N weights written out."""
+    """Naive reference of :func:`cosformer_attention` with explicit N×N weights."""
     return cosformer_attention_weights(q, k, hw, key_mask=key_mask) @ zero_masked(v, key_mask)
 
 
@@ -64,23 +62,23 @@ def cosformer_attention_weights(
     queries: slice = ALL_QUERIES,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """The weights of the chosen queries on every key, (B, heads, M, N); a masked key has weight 0."""
+    """Return the weight of every key for the selected queries, (B, heads, M, N); 0 for masked keys."""
     angles = sequence_angles(q, hw)
-    nearness = torch.cos(angles[queries, None] - angles[None, :]).to(q.dtype)
+    proximity = torch.cos(angles[queries, None] - angles[None, :]).to(q.dtype)
     phi_q, phi_k = F.relu(q[:, :, queries]), apply_kernel('relu', k, key_mask)
-    scores = nearness * (phi_q @ phi_k.transpose(-2, -1)) / count_keys(k, key_mask)
-    return divide(scores, scores.sum(dim=-1, keepdim=True))
+    scores = proximity * (phi_q @ phi_k.transpose(-2, -1)) / count_keys(k, key_mask)
+    return divide_by_score(scores, scores.sum(dim=-1, keepdim=True))
 
 
 def sequence_angles(x: Tensor, hw: tuple[int, int]) -> Tensor:
-    """π/2 · p / L of each token of x (…, P + H·W, d), as (P + H·W)."""
+    """Return π/2 · p / L for each token of x (…, P + H·W, d), as (P + H·W)."""
     length = hw[0] * hw[1]
-    places = count_along(length, x)
-    middle = places.new_full((count_prefix(x.shape[-2], hw),), (length - 1) / 2)
-    return torch.cat([middle, places]) * (math.pi / 2 / length)
+    positions = position_indices(length, x)
+    middle = positions.new_full((count_prefix(x.shape[-2], hw),), (length - 1) / 2)
+    return torch.cat([middle, positions]) * (math.pi / 2 / length)
 
 
-def _turn(phi: Tensor, angles: Tensor) -> Tensor:
+def _add_positions(phi: Tensor, angles: Tensor) -> Tensor:
     """(…, N, d) → (…, N, 2d)."""
-    cos, sin = (part.to(phi.dtype)[:, None] for part in (angles.cos(), angles.sin()))
+    cos, sin = (t.to(phi.dtype)[:, None] for t in (angles.cos(), angles.sin()))
     return torch.cat([phi * cos, phi * sin], dim=-1)

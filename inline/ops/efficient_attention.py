@@ -1,4 +1,4 @@
-"""Efficient attention: a softmax over each side alone instead of one over their product.
+"""Efficient attention: separate softmaxes over queries and keys instead of one over their product.
 
 With σ_q the softmax of a query over its d channels and σ_k the softmax of each channel over all keys,
 
@@ -10,11 +10,11 @@ Attention: Attention with Linear Complexities", WACV 2021, arXiv 1812.01243.
 
 from torch import Tensor
 
-from inline.ops.masking import zero_masked
+from inline.ops.tokens import zero_masked
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """Context form, linear in the number of tokens.
+    """Compute efficient attention with cost linear in the number of tokens.
 
     Args:
         q: Queries (B, heads, M, d).
@@ -25,22 +25,22 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | N
     Returns:
         (B, heads, M, e).
     """
-    context = _over_keys(k, key_mask).transpose(-2, -1) @ zero_masked(v, key_mask)
+    context = _key_softmax(k, key_mask).transpose(-2, -1) @ zero_masked(v, key_mask)
     return q.softmax(dim=-1) @ context
 
 
 def efficient_attention_naive(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """The twin of :func:`efficient_attention` with the M×N weights written out."""
+    """Naive reference of :func:`efficient_attention` with explicit M×N weights."""
     return efficient_attention_weights(q, k, key_mask=key_mask) @ zero_masked(v, key_mask)
 
 
 def efficient_attention_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """The weights of every query on every key, (B, heads, M, N); a masked key has weight 0."""
-    return q.softmax(dim=-1) @ _over_keys(k, key_mask).transpose(-2, -1)
+    """Return the weight of every key for every query, (B, heads, M, N); a masked key has weight 0."""
+    return q.softmax(dim=-1) @ _key_softmax(k, key_mask).transpose(-2, -1)
 
 
-def _over_keys(k: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Softmax of each channel over the keys that take part, zero at the others."""
+def _key_softmax(k: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Softmax of each channel over the unmasked keys, zero at masked ones."""
     if key_mask is not None:
         k = k.masked_fill(~key_mask[:, None, :, None], float('-inf'))
     return k.softmax(dim=-2)

@@ -1,33 +1,41 @@
-"""InLine attention: linear attention that normalises by subtraction, so that it is injective.
+"""InLine attention: linear attention that normalises by subtraction, which makes it injective.
 
 With N keys, kernel φ and scale s, query q gives key j the weight
 
     w_j = (s/N) φ(q)·φ(k_j) − (s/N) φ(q)·φ(k̄) + 1/N        φ(k̄) = mean of φ(k_j) over j
 
-The weights sum to 1 for every query, and no division lets two queries share them. They are never
-needed to get the output:
+The weights sum to 1 for every query, and without a division different queries keep different weights. The
+output does not need the weights:
 
     Σ_j w_j v_j = v̄ + s · φ(q) · C,        C = (1/N) Σ_j (φ(k_j) − φ(k̄)) (v_j − v̄)ᵀ
 
 which costs O(N·d²) per head.  Reference: "Bridging the Divide: Reconsidering Softmax and Linear
 Attention", NeurIPS 2024, arXiv 2412.06590.
 
-With the identity as kernel neither queries nor keys are needed. Covariance ignores shifts and passes
-through linear maps, so for tokens X with q = X W_qᵀ + b_q and k = X W_kᵀ + b_k
+With the identity kernel, queries and keys are not needed either. Covariance is invariant to shifts and
+commutes with linear maps, so for tokens X with q = X W_qᵀ + b_q and k = X W_kᵀ + b_k
 
     S = (1/N) Xᵀ V − x̄ᵀ v̄,        C_h = W_k,h S_h,        out = X · M + (s b_q,h C_h)_h + v̄
 
-where M = concat_h(s W_q,hᵀ C_h): few large products instead of many small ones, and two N×C tensors less
-to write and to keep for the backward pass. It pays where tokens are well more than channels.
+where M = concat_h(s W_q,hᵀ C_h). This replaces many small products by a few large ones and avoids two N×C
+tensors in the forward and backward pass. It is faster where there are clearly more tokens than channels.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.covariance import covariance, no_autocast
 from inline.ops.kernels import Kernel, apply_kernel
-from inline.ops.masking import count_keys, zero_masked
+from inline.ops.symint import is_symbolic
+from inline.ops.tokens import (
+    HALF_DTYPES,
+    count_keys,
+    count_keys_exact,
+    inverse_sqrt_count,
+    is_autocast,
+    no_autocast,
+    zero_masked,
+)
 
 
 def inline_attention(
@@ -39,7 +47,7 @@ def inline_attention(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Covariance form, linear in the number of tokens.
+    """Compute InLine attention through the covariance, with cost linear in the number of tokens.
 
     Args:
         q: Queries (B, heads, M, d).
@@ -56,7 +64,7 @@ def inline_attention(
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
     if key_mask is not None:
         key_mask = key_mask.repeat_interleave(q.shape[1], dim=0)
-    # Heads join the batch, because the mean is then added within the product.
+    # Heads are merged into the batch axis, so that baddbmm adds the mean within the product.
     flat_q, flat_k, flat_v = phi_q.flatten(0, 1), phi_k.flatten(0, 1), v.flatten(0, 1)
     cov, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), scale, key_mask)
     out = torch.baddbmm(v_mean.to(v.dtype), flat_q, cov.to(flat_q.dtype))
@@ -72,9 +80,29 @@ def inline_attention_naive(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """The twin of :func:`inline_attention` with the M×N weights written out."""
+    """Naive reference of :func:`inline_attention` with explicit M×N weights."""
     weights = inline_attention_weights(q, k, kernel=kernel, scale=scale, key_mask=key_mask)
     return weights @ zero_masked(v, key_mask)
+
+
+def inline_attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    kernel: Kernel = 'identity',
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Return the weight of every key for every query, (B, heads, M, N); a masked key has weight 0."""
+    scale = _default_scale(q, scale)
+    phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
+    count = count_keys(k, key_mask)
+    scores = phi_q @ phi_k.transpose(-2, -1)
+    mean_score = phi_q @ (phi_k.sum(dim=-2, keepdim=True) / count).transpose(-2, -1)
+    weights = (scale * (scores - mean_score) + 1) / count
+    if key_mask is not None:
+        weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
+    return weights
 
 
 def inline_attention_from_tokens(
@@ -87,15 +115,15 @@ def inline_attention_from_tokens(
     num_heads: int,
     scale: float | None = None,
 ) -> Tensor:
-    """InLine attention with the identity as kernel, of tokens whose queries and keys are never made.
+    """Compute InLine attention with the identity kernel without materialising queries and keys.
 
     Args:
         x: Tokens (B, N, C).
         v: Their values (B, N, c).
-        w_q: Weights of the queries (c, C): q = x w_qᵀ + b_q.
-        w_k: Weights of the keys (c, C). A bias of the keys would have no effect.
-        b_q: Bias of the queries (c); None for none.
-        num_heads: Heads that the c channels make.
+        w_q: Query weights (c, C): q = x w_qᵀ + b_q.
+        w_k: Key weights (c, C). A key bias has no effect on the result.
+        b_q: Query bias (c); None for none.
+        num_heads: Number of heads that share the c channels.
         scale: s; (c / heads)^(-1/2) if None.
 
     Returns:
@@ -106,7 +134,7 @@ def inline_attention_from_tokens(
     scale = dim**-0.5 if scale is None else scale
     cov, v_mean = covariance(x, v, scale)
     with no_autocast(x.device):
-        # For each head the columns of all images side by side, so that a head takes one product.
+        # The columns of all images side by side, so that each head needs one product.
         columns = cov.view(batch, channels, heads, dim).permute(2, 1, 0, 3).reshape(heads, channels, -1)
         head_q, head_k = (w.to(cov.dtype).reshape(heads, dim, channels) for w in (w_q, w_k))
         head_cov = torch.bmm(head_k, columns)
@@ -129,33 +157,45 @@ def inline_attention_from_tokens_naive(
     num_heads: int,
     scale: float | None = None,
 ) -> Tensor:
-    """The twin of :func:`inline_attention_from_tokens` that makes queries and keys, and the N×N weights."""
-    q, k, own_v = (
+    """Naive reference of :func:`inline_attention_from_tokens` with queries, keys and N×N weights."""
+    q, k, head_v = (
         tokens.unflatten(-1, (num_heads, -1)).transpose(1, 2)
         for tokens in (F.linear(x, w_q, b_q), F.linear(x, w_k), v)
     )
-    out = inline_attention_naive(q, k, own_v, scale=scale)
+    out = inline_attention_naive(q, k, head_v, scale=scale)
     return out.transpose(1, 2).flatten(2)
 
 
-def inline_attention_weights(
-    q: Tensor,
-    k: Tensor,
-    *,
-    kernel: Kernel = 'identity',
-    scale: float | None = None,
-    key_mask: Tensor | None = None,
-) -> Tensor:
-    """The weights w of every query on every key, (B, heads, M, N); a masked key has weight 0."""
-    scale = _default_scale(q, scale)
-    phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
-    count = count_keys(k, key_mask)
-    scores = phi_q @ phi_k.transpose(-2, -1)
-    mean_score = phi_q @ (phi_k.sum(dim=-2, keepdim=True) / count).transpose(-2, -1)
-    weights = (scale * (scores - mean_score) + 1) / count
-    if key_mask is not None:
-        weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
-    return weights
+def covariance(
+    k: Tensor, v: Tensor, scale: float = 1.0, key_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (s/N) Σ_j (k_j − k̄) (v_j − v̄)ᵀ as (B, d, e) and v̄ as (B, 1, e), in float32 or better.
+
+    Args:
+        k: (B, N, d), zero at masked tokens.
+        v: (B, N, e), zero at masked tokens.
+        scale: s.
+        key_mask: (B, N), True for the tokens that take part; None for all.
+    """
+    if key_mask is None and not (is_autocast(k.device) or k.dtype in HALF_DTYPES or v.dtype in HALF_DTYPES):
+        # Subtracts the means from the small product instead of the tokens, which avoids a copy of them.
+        count = k.shape[1]
+        k_sum, v_mean = k.sum(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
+        outer = k_sum.transpose(1, 2) * v_mean
+        if is_symbolic(count):
+            # AOTInductor does not support symbolic alpha and beta.
+            return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-1) * (scale / count), v_mean
+        # baddbmm applies alpha and beta for free.
+        return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-scale / count, alpha=scale / count), v_mean
+    # In half precision a small difference of large products would be lost to rounding, so both sides are
+    # centred first; the rounding error of the means then enters only as a product of two errors. Splitting
+    # 1/N between both sides keeps the sum within the range of float16.
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    num_keys = count_keys_exact(k, key_mask)
+    k_mean, v_mean = (t.sum(dim=1, keepdim=True, dtype=dtype) / num_keys for t in (k, v))
+    root = inverse_sqrt_count(k, key_mask)
+    k, v = ((t - mean.to(t.dtype)) * root for t, mean in ((k, k_mean), (v, v_mean)))
+    return (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale, v_mean
 
 
 def _default_scale(q: Tensor, scale: float | None) -> float:

@@ -1,4 +1,4 @@
-"""Kernels φ that linear attentions apply to queries and keys."""
+"""Kernels φ of linear attention, and the sums over φ(q) and φ(k) that linear attentions share."""
 
 from collections.abc import Callable
 
@@ -6,30 +6,60 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.errors import UserError
-from inline.ops.masking import zero_masked
+from inline.ops.tokens import inverse_sqrt_count, masked_mean, zero_masked
+from inline.utils.errors import UserError
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     'identity': lambda x: x,
     'relu': F.relu,
     'leaky_relu': F.leaky_relu,
-    # The factor keeps exp in range for half precision; it is the paper's.
+    # The paper's factor. It keeps exp within the range of half precision.
     'exp': lambda x: torch.exp(0.2 * x),
     # Plus 1, so that it is positive.
     'elu': lambda x: F.elu(x) + 1,
 }
-# A name out of the table, or φ itself: a function of (…, d).
+# A name of the table, or φ itself: a function of (…, d).
 Kernel = str | Callable[[Tensor], Tensor]
+EPSILON = 1e-6
 
 
 def apply_kernel(kernel: Kernel, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """φ(x) for x (B, …, N, d), zero where key_mask (B, N) is False."""
+    """Return φ(x) for x (B, …, N, d), zero where key_mask (B, N) is False."""
     phi = KERNELS[check_kernel(kernel)] if isinstance(kernel, str) else kernel
-    # Masked before and after: φ(0) may not be 0, and φ's derivative at a NaN would poison the gradient.
+    # Masked before and after: φ(0) may not be 0, and the derivative of φ at NaN would make gradients NaN.
     return zero_masked(phi(zero_masked(x, key_mask)), key_mask)
 
 
 def check_kernel(name: str) -> str:
+    """Return ``name`` if it is in :data:`KERNELS`, else raise."""
     if name not in KERNELS:
         raise UserError(f'unknown kernel {name!r}: choose one of {", ".join(KERNELS)}')
     return name
+
+
+def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Return (1/N) Σ_j φ(q)·φ(k_j) v_j, the attention before normalisation.
+
+    Args:
+        phi_q: φ(q), (B, heads, M, d).
+        phi_k: φ(k), (B, heads, N, d), zero at masked keys.
+        v: Values (B, heads, N, e).
+        key_mask: (B, N), True for the keys that take part; None for all.
+    """
+    # The factor 1/N is split between both operands, so that neither they nor the sum overflow float16.
+    root = inverse_sqrt_count(phi_k, key_mask)
+    return phi_q @ ((phi_k * root).transpose(-2, -1) @ (zero_masked(v, key_mask) * root))
+
+
+def mean_score(phi_q: Tensor, phi_k: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Return (1/N) Σ_j φ(q)·φ(k_j), as (B, heads, M, 1)."""
+    return phi_q @ masked_mean(phi_k, key_mask).transpose(-2, -1)
+
+
+def divide_by_score(x: Tensor, score: Tensor) -> Tensor:
+    """Return x / score, with the divisor moved away from zero by ε without changing its sign.
+
+    A non-negative kernel has a mean score of 0 where no key matches: the result is 0 there. A kernel with
+    negative values can have any mean score: the result may be large but stays finite.
+    """
+    return x / torch.where(score < 0, score - EPSILON, score + EPSILON)

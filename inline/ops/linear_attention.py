@@ -1,12 +1,12 @@
-"""Plain linear attention, the baseline that InLine repairs: it normalises by division.
+"""Plain linear attention, which normalises by division. InLine attention replaces this normalisation.
 
 Query q gives key j the weight
 
     w_j = φ(q)·φ(k_j) / Σ_i φ(q)·φ(k_i)
 
-so q and any other query with a parallel φ(q) get the same weights: it is not injective. Under a kernel
-that can be negative the sum may be zero or negative; its mean over the keys is moved away from zero by
-1e-6 on its own side, which keeps the weights finite (:func:`inline.ops.features.divide`).
+so all queries with parallel φ(q) get the same weights: it is not injective. With a kernel that takes
+negative values the sum may be zero or negative. Its mean over the keys is moved away from zero by 1e-6,
+which keeps the weights finite (:func:`inline.ops.kernels.divide_by_score`).
 
 Reference: Katharopoulos, Vyas, Pappas, Fleuret, "Transformers are RNNs: Fast Autoregressive Transformers
 with Linear Attention", ICML 2020, arXiv 2006.16236.
@@ -14,15 +14,14 @@ with Linear Attention", ICML 2020, arXiv 2006.16236.
 
 from torch import Tensor
 
-from inline.ops.features import divide, mean_score, weigh_values
-from inline.ops.kernels import Kernel, apply_kernel
-from inline.ops.masking import count_keys, zero_masked
+from inline.ops.kernels import Kernel, apply_kernel, divide_by_score, kernel_attention, mean_score
+from inline.ops.tokens import count_keys, zero_masked
 
 
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *, kernel: Kernel = 'relu', key_mask: Tensor | None = None
 ) -> Tensor:
-    """φ(q)(φ(k)ᵀ v) / φ(q)·Σφ(k), linear in the number of tokens.
+    """Compute φ(q)(φ(k)ᵀ v) / φ(q)·Σφ(k), with cost linear in the number of tokens.
 
     Args:
         q: Queries (B, heads, M, d).
@@ -35,20 +34,20 @@ def linear_attention(
         (B, heads, M, e).
     """
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
-    return divide(weigh_values(phi_q, phi_k, v, key_mask), mean_score(phi_q, phi_k, key_mask))
+    return divide_by_score(kernel_attention(phi_q, phi_k, v, key_mask), mean_score(phi_q, phi_k, key_mask))
 
 
 def linear_attention_naive(
     q: Tensor, k: Tensor, v: Tensor, *, kernel: Kernel = 'relu', key_mask: Tensor | None = None
 ) -> Tensor:
-    """The twin of :func:`linear_attention` with the M×N weights written out."""
+    """Naive reference of :func:`linear_attention` with explicit M×N weights."""
     return linear_attention_weights(q, k, kernel=kernel, key_mask=key_mask) @ zero_masked(v, key_mask)
 
 
 def linear_attention_weights(
     q: Tensor, k: Tensor, *, kernel: Kernel = 'relu', key_mask: Tensor | None = None
 ) -> Tensor:
-    """The weights of every query on every key, (B, heads, M, N); a masked key has weight 0."""
+    """Return the weight of every key for every query, (B, heads, M, N); a masked key has weight 0."""
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
     scores = phi_q @ phi_k.transpose(-2, -1) / count_keys(k, key_mask)
-    return divide(scores, scores.sum(dim=-1, keepdim=True))
+    return divide_by_score(scores, scores.sum(dim=-1, keepdim=True))

@@ -2,8 +2,8 @@
 
     r_i = Σ_{t=1..9} w_t · v_{n_t(i)}
 
-with one 3×3 kernel w per image and channel, row by row, and zeros beyond the border. Prefix tokens
-(a class token) have no place on the map: they give nothing and get nothing, and are left out of the result.
+with one 3×3 kernel w per image and channel in row-major order, and zero padding at the border. Prefix
+tokens (such as a class token) have no neighbours: they take no part and are not in the result.
 
 Reference: the local attention residual of "Bridging the Divide: Reconsidering Softmax and Linear Attention",
 NeurIPS 2024, arXiv 2412.06590.
@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.masking import zero_masked
-from inline.ops.open_sizes import is_open
-from inline.ops.places import count_prefix
+from inline.ops.symint import is_symbolic
+from inline.ops.tokens import count_prefix, zero_masked
 
 
 def local_residual(
@@ -26,13 +25,13 @@ def local_residual(
     bias: Tensor | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """A depthwise convolution with a kernel of its own for every image.
+    """Compute the local residual as a depthwise convolution with a different kernel per image.
 
     Args:
-        v: Values (B, P + H·W, C): P prefix tokens, then the map row by row.
+        v: Values (B, P + H·W, C): P prefix tokens, then the map in row-major order.
         weight: Kernels (B, C, 9).
         hw: Height and width of the map.
-        bias: Added to each token of the map, (C); None for nothing.
+        bias: Added to each token of the map, (C); None for no bias.
         key_mask: (B, P + H·W), True for the tokens that take part; the others count as zero.
 
     Returns:
@@ -41,31 +40,31 @@ def local_residual(
     prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]
-    if is_open(batch):
-        # The groups of a convolution cannot be left open in ONNX.
-        return _sum_of_neighbours(tokens, weight, hw, bias)
-    # All images side by side as channels of one map: the kernels then are one grouped convolution.
+    if is_symbolic(batch):
+        # ONNX does not support a symbolic number of convolution groups.
+        return _shifted_sum(tokens, weight, hw, bias)
+    # Folding the batch into the channels turns the per-image kernels into one grouped convolution.
     kernels = weight.reshape(batch * channels, 1, 3, 3)
     biases = None if bias is None else bias.repeat(batch)
     if v.device.type == 'cpu':
-        # Channels last is the layout that tokens have already, and that oneDNN is fastest in.
+        # Tokens are already in channels-last layout, which is the fastest for oneDNN.
         maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels).permute(0, 3, 1, 2)
         out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
         return out.permute(0, 2, 3, 1).reshape(-1, batch, channels).transpose(0, 1)
-    # torch's own depthwise kernel for GPUs wants channels first.
+    # PyTorch's depthwise CUDA kernel expects channels first.
     maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
     out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
     return out.reshape(batch, channels, -1).transpose(1, 2)
 
 
-def _sum_of_neighbours(v: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None) -> Tensor:
-    """The residual of tokens without prefix, as a sum over the whole map moved by each of nine steps."""
+def _shifted_sum(v: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None) -> Tensor:
+    """Compute the residual of tokens without prefix as a weighted sum of nine shifted maps."""
     height, width = hw
     padded = F.pad(v.unflatten(1, hw), (0, 0, 1, 1, 1, 1))
     total = torch.zeros_like(v).unflatten(1, hw) if bias is None else bias
     for t in range(9):
-        moved = padded[:, t // 3 : t // 3 + height, t % 3 : t % 3 + width]
-        total = total + moved * weight[:, None, None, :, t]
+        shifted = padded[:, t // 3 : t // 3 + height, t % 3 : t % 3 + width]
+        total = total + shifted * weight[:, None, None, :, t]
     return total.flatten(1, 2)
 
 
@@ -77,7 +76,7 @@ def local_residual_naive(
     bias: Tensor | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """The twin of :func:`local_residual` that gathers the nine neighbours one by one."""
+    """Naive reference of :func:`local_residual` that gathers the nine neighbours one by one."""
     prefix = count_prefix(v.shape[1], hw)
     height, width = hw
     tokens = zero_masked(v, key_mask)[:, prefix:]

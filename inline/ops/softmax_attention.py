@@ -4,7 +4,7 @@ Query q gives key j the weight
 
     w_j = exp(s · q·k_j + b_j) / Σ_i exp(s · q·k_i + b_i)
 
-with s = d^(-1/2) unless said otherwise, and a bias b for positions or pairs that are forbidden.
+with s = d^(-1/2) by default, and an optional bias b for relative positions or masked pairs.
 
 Reference: Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser, Polosukhin, "Attention Is All You Need",
 NeurIPS 2017, arXiv 1706.03762.
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.masking import zero_masked
+from inline.ops.tokens import zero_masked
 
 
 def softmax_attention(
@@ -26,7 +26,7 @@ def softmax_attention(
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Fused form.
+    """Compute softmax attention with PyTorch's fused kernel.
 
     Args:
         q: Queries (B, heads, M, d).
@@ -34,7 +34,7 @@ def softmax_attention(
         v: Values (B, heads, N, e).
         scale: s; d^(-1/2) if None.
         key_mask: (B, N), True for the keys that take part; None for all.
-        bias: Added to the scores, of a shape that broadcasts to (B, heads, M, N); −∞ forbids a pair.
+        bias: Added to the scores; broadcasts to (B, heads, M, N). −∞ masks a pair.
 
     Returns:
         (B, heads, M, e).
@@ -56,7 +56,7 @@ def softmax_attention_naive(
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The twin of :func:`softmax_attention` with the M×N weights written out."""
+    """Naive reference of :func:`softmax_attention` with explicit M×N weights."""
     weights = softmax_attention_weights(q, k, scale=scale, key_mask=key_mask, bias=bias)
     return weights @ zero_masked(v, key_mask)
 
@@ -69,7 +69,7 @@ def softmax_attention_weights(
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The weights of every query on every key, (B, heads, M, N); a masked key has weight 0."""
+    """Return the weight of every key for every query, (B, heads, M, N); a masked key has weight 0."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * q @ zero_masked(k, key_mask).transpose(-2, -1)
     if bias is not None:

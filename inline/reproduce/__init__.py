@@ -1,1 +1,1 @@
-"""The paper's tables: which config makes which row, what is expected, and what was measured."""
+"""Reproduction of the paper: its tables, ablations and claims, and the records of what was measured."""

@@ -1,7 +1,7 @@
-"""The rows of each table: a config, the figures expected of it, and the weights it needs.
+"""The tables of the paper: config, expected figures and required weights of each row.
 
-A row is named after its config: ``inline-pvt-small`` on ImageNet, ``inline-pvt-small_mask-rcnn_1x`` on COCO,
-``inline-pvt-tiny_semantic-fpn_40k`` on ADE20K.
+Rows are named after their config: ``inline-pvt-small`` on ImageNet, ``inline-pvt-small_mask-rcnn_1x`` on
+COCO, ``inline-pvt-tiny_semantic-fpn_40k`` on ADE20K.
 """
 
 import csv
@@ -11,17 +11,26 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from inline.engine.config import load_config, walk_dicts
-from inline.engine.runs import ROOT
-from inline.errors import UserError
-from inline.official.catalogue import OFFICIAL
+from inline.checkpoints.official import OFFICIAL
+from inline.engine.config import load_config, starting_checkpoints
+from inline.reproduce.provenance import ROOT
+from inline.utils.errors import UserError
 
+PAPER = ROOT / 'results' / 'paper'
+MEASURED = ROOT / 'results' / 'measured'
 SIZES = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a table: the column in the data, what people call it, and where a test writes it."""
+    """A metric of a table.
+
+    Args:
+        column: Column in the CSV files.
+        title: Name in printed tables.
+        key: Key in the metrics that tools/test.py writes.
+        scale: Factor from the logged value to the value in the table.
+    """
 
     column: str
     title: str
@@ -34,27 +43,53 @@ BOX_AP = Metric('box_ap', 'box AP', 'coco/bbox_mAP', 100)
 MASK_AP = Metric('mask_ap', 'mask AP', 'coco/segm_mAP', 100)
 MIOU = Metric('miou', 'mIoU', 'mIoU')
 MACC = Metric('macc', 'mAcc', 'mAcc')
+METRICS = {
+    'classifier': (TOP1,),
+    'mask-rcnn': (BOX_AP, MASK_AP),
+    'cascade-mask-rcnn': (BOX_AP, MASK_AP),
+    'retinanet': (BOX_AP,),
+    'semantic-fpn': (MIOU, MACC),
+    'upernet': (MIOU, MACC),
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Published figures by metric column, and their source. Unknown figures are left out."""
+
+    values: Mapping[str, float]
+    source: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: the folders of its configs, its figures, and the file of the expected ones."""
+    """A table.
+
+    Args:
+        name: Name on the command line, and of the CSV files of expected and measured figures.
+        folders: Folders below configs/.
+        metrics: Metrics of the table; see also :attr:`Row.metrics`.
+        expected_dir: Folder of the CSV file of expected figures.
+    """
 
     name: str
     folders: tuple[str, ...]
     metrics: tuple[Metric, ...]
-    expected: Path
+    expected_dir: Path = PAPER
+
+    @cached_property
+    def expected(self) -> dict[str, Expected]:
+        """Expected figures by :func:`expected_key`, including models without a config here."""
+        figures = {}
+        for line in read_csv(self.expected_dir / f'{self.name}.csv'):
+            values = {m.column: float(line[m.column]) for m in self.metrics if line.get(m.column)}
+            figures[expected_key(line)] = Expected(values, line['source'])
+        return figures
 
     @cached_property
     def rows(self) -> dict[str, 'Row']:
-        figures = _read_expected(self)
-        rows = {}
-        for folder in self.folders:
-            for path in sorted((ROOT / 'configs' / folder).glob('*.py')):
-                name = row_name(path.stem)
-                values, source = figures.get(name, ({}, ''))
-                rows[name] = Row(self, name, path, values, source)
-        return rows
+        paths = [path for folder in self.folders for path in sorted((ROOT / 'configs' / folder).glob('*.py'))]
+        return {row_name(path.stem): Row(self, row_name(path.stem), path) for path in paths}
 
     def row(self, name: str) -> 'Row':
         if name not in self.rows:
@@ -64,62 +99,60 @@ class Table:
 
 @dataclass(frozen=True)
 class Row:
-    """One row: expected values by the column of their metric, those known."""
+    """One row of a table."""
 
     table: Table
     name: str
     config: Path
-    expected: Mapping[str, float]
-    source: str
+
+    @property
+    def expected(self) -> Mapping[str, float]:
+        """Expected values by metric column; unknown ones are left out."""
+        return self._find_expected(self.name).values
+
+    @property
+    def source(self) -> str:
+        return self._find_expected(self.name).source
+
+    @property
+    def expected_softmax(self) -> Mapping[str, float]:
+        """Expected values of the same model with softmax attention, empty for a baseline."""
+        name = self.name.removeprefix('inline-')
+        return {} if name == self.name else self._find_expected(name).values
 
     @property
     def released(self) -> str | None:
-        """The authors' weights that can be tested as they are, by name."""
+        """Name of the authors' trained weights, if they published any."""
         return self.name if self.table.name == 'imagenet' and self.name in _released() else None
 
     @property
     def starts_from(self) -> str | None:
-        """The weights that training starts from."""
-        cfg = load_config(self.config)
-        for _, part in walk_dicts(cfg.model):
-            if part.get('type') == 'Pretrained' and part.get('checkpoint'):
-                return str(part['checkpoint'])
-        return str(cfg.load_from) if cfg.get('load_from') else None
+        """The checkpoint that training starts from."""
+        return next((path for _, path in starting_checkpoints(load_config(self.config))), None)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The figures of this row: a detector of boxes has none of masks, a classifier no mIoU."""
-        scope = load_config(self.config).default_scope
-        own = {'mmpretrain': (TOP1,), 'mmdet': (BOX_AP, MASK_AP), 'mmseg': (MIOU, MACC)}[scope]
-        if 'retinanet' in self.name:
-            own = (BOX_AP,)
-        return tuple(metric for metric in self.table.metrics if metric in own)
+        """Metrics that apply to the model; for example, RetinaNet has no mask AP."""
+        head = self.name.split('_')[1] if '_' in self.name else 'classifier'
+        return tuple(metric for metric in self.table.metrics if metric in METRICS[head])
+
+    def _find_expected(self, name: str) -> Expected:
+        key = name
+        if self.table.name == 'imagenet':
+            # Figures depend on the resolution.
+            resolution = re.search(r'_in1k-(\d+)px$', self.config.stem)
+            key = f'{name.removesuffix("-384")}@{resolution[1] if resolution else 224}'
+        return self.table.expected.get(key, Expected({}, ''))
 
 
-PAPER = ROOT / 'results' / 'paper'
 TABLES = {
     table.name: table
     for table in (
-        Table(
-            'imagenet',
-            ('inline_deit', 'inline_pvt', 'inline_swin', 'inline_cswin'),
-            (TOP1,),
-            PAPER / 'imagenet.csv',
-        ),
-        Table(
-            'coco',
-            ('mask_rcnn', 'retinanet', 'cascade_mask_rcnn'),
-            (BOX_AP, MASK_AP),
-            PAPER / 'coco.csv',
-        ),
-        Table('ade20k', ('semantic_fpn', 'upernet'), (MIOU, MACC), PAPER / 'ade20k.csv'),
-        # Not of the paper: small models on the embedded data, to try everything on.
-        Table(
-            'digits',
-            ('digits_quick',),
-            (TOP1, BOX_AP, MIOU),
-            ROOT / 'results' / 'reference' / 'digits.csv',
-        ),
+        Table('imagenet', ('inline_deit', 'inline_pvt', 'inline_swin', 'inline_cswin'), (TOP1,)),
+        Table('coco', ('mask_rcnn', 'retinanet', 'cascade_mask_rcnn'), (BOX_AP, MASK_AP)),
+        Table('ade20k', ('semantic_fpn', 'upernet'), (MIOU, MACC)),
+        # Not from the paper: small models on the built-in data, to try the tool without GPUs.
+        Table('digits', ('digits_quick',), (TOP1, BOX_AP, MIOU), ROOT / 'results' / 'reference'),
     )
 }
 
@@ -131,9 +164,9 @@ def find_table(name: str) -> Table:
 
 
 def row_name(stem: str) -> str:
-    """From the name of a config file without its suffix to the name of its row."""
+    """Return the row name for a config file name without its suffix."""
     if '_in1k' in stem:
-        # Only 384 is a second size of a model: others are the size it was designed for.
+        # Some models have a second config at 384 pixels. Other resolutions are the only one of their model.
         return stem.split('_')[0] + ('-384' if stem.endswith('-384px') else '')
     head, *rest = stem.split('_')
     if rest == ['digits']:
@@ -142,38 +175,31 @@ def row_name(stem: str) -> str:
     return '_'.join([rest[0], head, *([schedule[1]] if schedule else [])])
 
 
-@cache
-def _released() -> set[str]:
-    """The models whose weights the authors published."""
-    with (PAPER / 'weights.csv').open(newline='') as file:
-        links = {(line['model'], int(line['resolution'])) for line in csv.DictReader(file)}
-    return {name for name, model in OFFICIAL.items() if (model.title, model.img_size) in links}
-
-
-def _read_expected(table: Table) -> dict[str, tuple[dict[str, float], str]]:
-    """By row, the figures that are known and where they were read."""
-    with table.expected.open(newline='') as file:
-        lines = list(csv.DictReader(file))
-    figures = {}
-    for line in lines:
-        values = {m.column: float(line[m.column]) for m in table.metrics if line.get(m.column)}
-        figures[_expected_name(line)] = (values, line['source'])
-    return figures
-
-
-def _expected_name(line: Mapping[str, str]) -> str:
-    """The row that a line of results/paper/ is about."""
+def expected_key(line: Mapping[str, str]) -> str:
+    """Return the key of a line of expected figures: a row name, on ImageNet with ``@resolution``."""
     if 'row' in line:
         return line['row']
     if 'model' in line:
-        return _slug(line['model']) + ('-384' if line['resolution'] == '384' else '')
+        return f'{_slug(line["model"])}@{line["resolution"]}'
     head = line.get('detector') or line['segmentor']
     schedule = line.get('schedule') or line['iterations']
     head = {'SemanticFPN': 'semantic-fpn'}.get(head, head.lower().replace(' ', '-').replace('r-cnn', 'rcnn'))
     return f'{_slug(line["backbone"])}_{head}_{schedule}'
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline='') as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def _released() -> set[str]:
+    """Return the names of the models whose weights the authors published."""
+    links = {(line['model'], int(line['resolution'])) for line in read_csv(PAPER / 'weights.csv')}
+    return {name for name, model in OFFICIAL.items() if (model.title, model.img_size) in links}
+
+
 def _slug(model: str) -> str:
-    """InLine-PVT-S → inline-pvt-small."""
+    """Convert a name of the paper: InLine-PVT-S → inline-pvt-small."""
     family, size = model.rsplit('-', 1)
     return f'{family.lower()}-{SIZES[size]}'

@@ -1,6 +1,7 @@
-"""What the pictures show, read from them before they are written."""
+"""Contents of the figures, read from matplotlib before they are saved."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,20 +16,20 @@ from inline.models.mixers import build_mixer
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Figures in the order in which they were written."""
-    kept: list[Figure] = []
-    save = figures._save
+    """Return the saved figures in order."""
+    saved: list[Figure] = []
+    save = Figure.savefig
 
-    def keep(figure: Figure, path: Path) -> None:
-        kept.append(figure)
-        save(figure, path)
+    def record(figure: Figure, path: Path, **options: Any) -> None:
+        saved.append(figure)
+        save(figure, path, **options)
 
-    monkeypatch.setattr(figures, '_save', keep)
-    return kept
+    monkeypatch.setattr(Figure, 'savefig', record)
+    return saved
 
 
-def test_every_head_has_a_histogram_of_its_own(drawn: list[Figure], tmp_path: Path) -> None:
-    """Four images. Bins are [0, 1), five to a decade from 1 to 10 and from 10 to 100."""
+def test_every_head_has_its_own_histogram(drawn: list[Figure], tmp_path: Path) -> None:
+    """Four images. Bins are [0, 1), then five per decade from 1 to 100."""
     pairs = torch.full((4, 2), 120)
     first = torch.tensor([[0, 3], [0, 3], [0, 3], [1, 99]])
     second = torch.tensor([[10], [10], [0], [0]])
@@ -54,7 +55,7 @@ def test_every_head_has_a_histogram_of_its_own(drawn: list[Figure], tmp_path: Pa
     # The first layer and head are at the top.
     assert a.get_ylim() == (3, 0)
     assert (a.get_title(), b.get_title()) == ('a', 'b')
-    assert (a.get_xlabel(), bar.get_ylabel()) == ('colliding query pairs of an image', 'images (%)')
+    assert (a.get_xlabel(), bar.get_ylabel()) == ('colliding query pairs per image', 'images (%)')
     assert a.get_ylabel() == 'layer (stage.block), a row for each head'
 
 
@@ -75,5 +76,5 @@ def test_residuals_are_drawn_once_or_for_each_query(same: bool, drawn: list[Figu
     shown = [axes.images[0].get_array() for axes in drawn[0].axes if '3×3 kernel' in axes.get_title()]
     np.testing.assert_allclose(shown, kernels[:1] if same else kernels)
     texts = [text.get_text() for axes in drawn[0].axes for text in axes.texts]
-    told = ['the same for all queries'] if same else [title for title in titles if 'query' in title]
-    assert texts == [f'local residual\n{name}' for name in told]
+    names = ['the same for all queries'] if same else [title for title in titles if 'query' in title]
+    assert texts == [f'local residual\n{name}' for name in names]

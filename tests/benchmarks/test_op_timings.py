@@ -1,4 +1,4 @@
-"""The benchmark of attention modules: which shapes, which peers, and what it writes."""
+"""The benchmark of attention modules: shapes, peers and output."""
 
 import csv
 import io
@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from benchmarks import ops, speed
-from inline.errors import UserError, exit_on_user_error
-from inline.measure import CPU
+from inline.benchmark import CPU
+from inline.utils.errors import UserError, exit_on_user_error
 
 SHAPE = ops.Shape('PVT', (36, 52), 0, 8, 2, 1, (9, 13))
 
 
-def test_shapes_are_those_of_the_families() -> None:
+def test_shapes_match_the_families() -> None:
     found = list(ops.shapes(((224, 224), (800, 1280))))
     assert {shape.family for shape in found} == {'DeiT', 'PVT', 'Swin', 'CSwin'}
     assert ops.Shape('DeiT', (800, 1280), 0, 192, 6, 3, (50, 80), 1) in found
     assert ops.Shape('PVT', (224, 224), 3, 512, 16, 8, (7, 7)) in found
-    # Softmax has the last stage of Swin-T and the last two of CSwin-T.
+    # The last stage of Swin-T and the last two of CSwin-T have softmax.
     assert max(shape.stage for shape in found if shape.family == 'Swin') == 2
     assert max(shape.stage for shape in found if shape.family == 'CSwin') == 1
 
 
-def test_softmax_has_the_heads_of_its_own_models() -> None:
+def test_softmax_has_the_heads_of_the_published_models() -> None:
     found = {(shape.family, shape.stage): shape for shape in ops.shapes(((224, 224),))}
     assert found['DeiT', 0].heads('SDPA') == 3
     assert [found['PVT', stage].heads('Naive softmax') for stage in range(4)] == [1, 2, 5, 8]
@@ -35,7 +35,7 @@ def test_softmax_has_the_heads_of_its_own_models() -> None:
     assert [peer.num_heads for peer in peers.values()] == [6, 3, 3, 6]
 
 
-def test_naive_softmax_is_left_out_where_it_would_take_too_much_memory_and_that_is_said(
+def test_naive_softmax_is_skipped_with_a_message_if_it_needs_too_much_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     timed = list(
@@ -51,13 +51,13 @@ def test_naive_softmax_is_left_out_where_it_would_take_too_much_memory_and_that_
     )
     assert [name for _, name, *_ in timed] == ['InLine', 'SDPA'] * 2
     assert all(len(timing.seconds) == 3 for _, _, timing, *_ in timed)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2
-    assert told[0] == 'PVT, stage 0, 36x52: more weights than --max-scores, Naive softmax is left out'
-    assert told[1].endswith('3 repetitions because of SDPA')
+    captured = capsys.readouterr().err.splitlines()
+    assert len(captured) == 2
+    assert captured[0] == 'PVT, stage 0, 36x52: more weights than --max-scores, Naive softmax is left out'
+    assert captured[1].endswith('3 repetitions because of SDPA')
 
 
-def test_the_command_writes_a_row_for_each_peer_and_pass(
+def test_command_writes_a_row_per_peer_and_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = '--sizes 36x52 --families CSwin --peers Plain Linear --repetitions 1 --threads 1'
@@ -73,7 +73,7 @@ def test_the_command_writes_a_row_for_each_peer_and_pass(
 
 
 @pytest.mark.parametrize('text', ['abc', '10', '64x64x64', '64x8'])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_invalid_size_raises(text: str) -> None:
     with pytest.raises(UserError, match=text):
         ops.parse_size(text)
 
@@ -89,7 +89,7 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
         ('speed --repetitions -1', '--repetitions -1: must be at least 1'),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(
+def test_invalid_arguments_give_a_one_line_error(
     words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *rest = words.split()
@@ -97,7 +97,7 @@ def test_a_mistake_is_answered_in_one_line(
     with pytest.raises(SystemExit) as left, exit_on_user_error():
         {'ops': ops.main, 'speed': speed.main}[command]()
     assert left.value.code == 2
-    told = capsys.readouterr()
-    assert told.err.startswith(f'error: {message}')
-    assert told.err.count('\n') == 1
-    assert not told.out
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f'error: {message}')
+    assert captured.err.count('\n') == 1
+    assert not captured.out

@@ -1,9 +1,9 @@
-"""The plain formulation is InLine, with InLine's weights."""
+"""The plain formulation computes the same as InLineMixer, with the same weights."""
 
 import pytest
 import torch
 
-from benchmarks.plain import PlainMixer, plain_twin, use_plain
+from benchmarks.plain import PlainMixer, to_plain, use_plain
 from inline.models.mixers import InLineMixer
 from tests.models.families import FAMILIES, build
 
@@ -11,18 +11,18 @@ from tests.models.families import FAMILIES, build
 @pytest.mark.parametrize('prefix', [0, 1])
 @pytest.mark.parametrize('options', [{}, {'qkv_bias': False}, {'lepe': True}, {'mean_before_norm': True}])
 @pytest.mark.parametrize('hw', [(2, 3), (7, 10)])
-def test_outputs_and_gradients_are_those_of_inline(
+def test_outputs_and_gradients_match_inline(
     hw: tuple[int, int], options: dict[str, bool], prefix: int
 ) -> None:
     torch.manual_seed(0)
     mixer = InLineMixer(8, 2, **options).double()
-    plain = plain_twin(mixer)
+    plain = to_plain(mixer)
     x = torch.randn(2, prefix + hw[0] * hw[1], 8, dtype=torch.float64, requires_grad=True)
-    unnormed = torch.randn_like(x)
+    prenorm_x = torch.randn_like(x)
     results = []
-    for one in (mixer, plain):
-        out = one(x, hw, unnormed)
-        named = dict(one.named_parameters())
+    for module in (mixer, plain):
+        out = module(x, hw, prenorm_x)
+        named = dict(module.named_parameters())
         gradients = torch.autograd.grad(out.square().sum(), [x, *named.values()])
         results.append({'out': out, **dict(zip(['x', *named], gradients, strict=True))})
     assert results[0].keys() == results[1].keys()
@@ -31,13 +31,13 @@ def test_outputs_and_gradients_are_those_of_inline(
 
 
 @pytest.mark.parametrize('options', [{'kernel': 'relu'}, {'residual': False}, {'window_size': 4}])
-def test_what_it_is_not_is_refused(options: dict[str, object]) -> None:
+def test_unsupported_options_raise(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match='plain formulation'):
-        plain_twin(InLineMixer(8, 2, **options))
+        to_plain(InLineMixer(8, 2, **options))
 
 
 @pytest.mark.parametrize('family', FAMILIES)
-def test_a_backbone_changes_its_formulation_and_nothing_else(family: str) -> None:
+def test_use_plain_keeps_the_outputs_of_a_backbone(family: str) -> None:
     torch.manual_seed(0)
     model = build(family).double()
     image = torch.randn(1, 3, 64, 96, dtype=torch.float64)

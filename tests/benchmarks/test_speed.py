@@ -1,4 +1,4 @@
-"""The ratios of results/measured/speed.csv: what a row says, and the one of them that is no time."""
+"""The rows of results/measured/speed.csv, and the memory ratio."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks import speed
-from inline.measure import CPU
+from inline.benchmark import CPU
 from tests.conftest import ROOT
 
 
@@ -20,10 +20,10 @@ def measured(
 
 
 @pytest.mark.slow
-def test_a_training_step_takes_less_memory_than_the_plain_formulation(
+def test_training_step_uses_less_memory_than_the_plain_formulation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At 512, as the row says: at 224 weights and optimizer take most, and the two are equal."""
+    """At 512; at 224 weights and optimizer state dominate, and the two are equal."""
     (row,) = measured('memory --device cpu', monkeypatch, capsys)
     assert tuple(row) == speed.COLUMNS
     assert 0.5 < float(row['ratio']) <= 0.9
@@ -31,7 +31,7 @@ def test_a_training_step_takes_less_memory_than_the_plain_formulation(
     assert (row['bound'], row['required']) == ('at most', '0.9')
 
 
-def test_the_machine_has_two_rates_without_a_bound(
+def test_machine_has_two_rates_without_a_bound(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(speed, 'MATRIX', 64)
@@ -47,26 +47,26 @@ def test_the_machine_has_two_rates_without_a_bound(
         assert row['bound'] == row['required'] == row['batch'] == ''
 
 
-def test_rates_are_work_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_work_per_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, 'MATRIX', 10)
     monkeypatch.setattr(speed, 'BLOCK', 4000)
-    # Each reading of the clock is a microsecond after the one before.
+    # Every clock reading is a microsecond after the previous one.
     bench = speed.Bench(CPU, 2, iter(i * 1e-6 for i in range(100)).__next__)
     product, copy = speed.machine(bench)
     assert product.values == pytest.approx([2.0] * 2)
     assert copy.values == pytest.approx([8.0] * 2)
 
 
-def test_a_row_has_the_median_and_the_distance_of_the_quartiles() -> None:
+def test_row_has_median_and_interquartile_range() -> None:
     row = speed.Row('this against that', [1.0, 3.0, 2.0, 5.0, 4.0], 'at least', 1.5)
     assert row.cells() == ['this against that', '3.00', '2.00', 'at least', 1.5, 5, 1]
 
 
-def test_a_mean_over_shapes_is_taken_round_by_round() -> None:
+def test_mean_over_shapes_is_taken_per_round() -> None:
     # The second shape was timed twice as often.
     assert speed._mean_by_round([[1.0, 4.0], [1.0, 9.0, 1.0, 9.0]], 2) == pytest.approx([1.0, 6.0])
 
 
-def test_the_written_rows_have_these_columns() -> None:
+def test_results_file_has_the_columns() -> None:
     with (ROOT / 'results' / 'measured' / 'speed.csv').open(newline='') as file:
         assert tuple(next(csv.reader(file))) == speed.COLUMNS

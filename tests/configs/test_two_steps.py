@@ -1,4 +1,4 @@
-"""One leaf of each family and task takes two real steps of training, on small images."""
+"""Two training steps of one config per family and task, on small images."""
 
 import math
 from pathlib import Path
@@ -9,8 +9,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from inline.engine.config import load_config, set_data_root, walk_dicts
+from inline.engine.config import load_config, set_data_root
 from inline.engine.launch import build_runner, drop_pretrained
+from inline.utils.nested import walk_dicts
 from tests.conftest import ROOT, run_tool
 
 LEAVES = [
@@ -28,7 +29,7 @@ LEAVES = [
     'upernet/upernet_inline-swin-tiny_8xb2-160k_ade20k-512x512',
     'upernet/upernet_inline-cswin-tiny_8xb2-160k_ade20k-512x512',
 ]
-# What makes a pipeline's images small, by the type of its steps.
+# Arguments of transforms that make the images small.
 SMALL: dict[str, dict[str, Any]] = {
     'RandomResizedCrop': {'scale': 64},
     'Resize': {'scale': (160, 128)},
@@ -38,12 +39,12 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
-    """Two steps of two small images each, from random weights, without validation."""
+    """Change a config to two steps with two small images each, from random weights, without validation."""
     drop_pretrained(cfg.model)
-    # Stochastic depth may leave out a block in both steps.
+    # Stochastic depth may skip a block in both steps.
     cfg.model.backbone.drop_path_rate = 0.0
     set_data_root(cfg, root)
-    # Which anchors are drawn decides whether the coarsest level learns.
+    # Whether the coarsest level gets a gradient depends on the sampled anchors.
     cfg.randomness = {'seed': 0}
     cfg.work_dir = str(work_dir)
     cfg.launcher = 'none'
@@ -66,13 +67,19 @@ def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
     cfg.param_scheduler = []
     cfg.custom_hooks = []
     cfg.default_hooks.logger = {'type': 'LoggerHook', 'interval': 1, 'log_metric_by_epoch': False}
-    cfg.default_hooks.checkpoint = {'type': 'CheckpointHook', 'by_epoch': False, 'interval': 100}
+    cfg.default_hooks.checkpoint = {
+        'type': 'CheckpointHook',
+        'by_epoch': False,
+        'interval': 100,
+        'save_last': False,
+    }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('leaf', LEAVES, ids=[Path(leaf).name for leaf in LEAVES])
-def test_two_steps_of_training(leaf: str, stand_ins: Path, tmp_path: Path) -> None:
+def test_two_steps_of_training(leaf: str, tiny_datasets: Path, tmp_path: Path) -> None:
     cfg = load_config(ROOT / 'configs' / f'{leaf}.py')
-    shrink(cfg, stand_ins, tmp_path)
+    shrink(cfg, tiny_datasets, tmp_path)
     runner = build_runner(cfg)
     before = {name: p.detach().clone() for name, p in runner.model.named_parameters()}
     runner.train()
@@ -82,14 +89,14 @@ def test_two_steps_of_training(leaf: str, stand_ins: Path, tmp_path: Path) -> No
     unchanged = [
         name for name, p in runner.model.named_parameters() if p.requires_grad and (p == before[name]).all()
     ]
-    # Layers for boxes or masks that no sample reached may rest, and so may the last block's local residual
-    # where the class token alone is read; the rest of the backbone must not.
+    # Layers for boxes or masks may have no samples. The local residual of the last block is not used if only
+    # the class token is read. The other weights of the backbone must change.
     resting = 'blocks.11.mixer.residual' if cfg.model.backbone.get('out_type') == 'cls_token' else None
     idle = [name for name in unchanged if name.startswith('backbone.') and not (resting and resting in name)]
     assert not idle
 
 
-def test_several_scales_and_flips_by_a_flag(stand_ins: Path, tmp_path: Path) -> None:
+def test_test_time_augmentation(tiny_datasets: Path, tmp_path: Path) -> None:
     config = ROOT / 'configs' / 'semantic_fpn' / 'semantic-fpn_inline-pvt-tiny_8xb4-40k_ade20k-512x512.py'
     cfg = load_config(config)
     drop_pretrained(cfg.model)
@@ -101,7 +108,7 @@ def test_several_scales_and_flips_by_a_flag(stand_ins: Path, tmp_path: Path) -> 
         tmp_path / 'model.pth',
         '--tta',
         '--data-root',
-        stand_ins,
+        tiny_datasets,
         '--work-dir',
         tmp_path,
         '--cfg-options',
@@ -113,7 +120,7 @@ def test_several_scales_and_flips_by_a_flag(stand_ins: Path, tmp_path: Path) -> 
     assert 'unexpected key' not in done.stdout + done.stderr
 
 
-def test_the_flag_is_refused_where_a_config_has_no_scales(tmp_path: Path) -> None:
+def test_test_time_augmentation_needs_settings_in_the_config(tmp_path: Path) -> None:
     torch.save({'state_dict': {}}, tmp_path / 'model.pth')
     done = run_tool('tools/test.py', f'configs/{LEAVES[0]}.py', tmp_path / 'model.pth', '--tta')
     assert done.returncode == 2

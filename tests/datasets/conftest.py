@@ -1,20 +1,22 @@
+"""Tiny datasets for the tests of this folder."""
+
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.configs.stand_ins import write_all
+from tests.configs.tiny_datasets import write_all
 
 
 @pytest.fixture(scope='session')
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small copies of ImageNet, COCO and ADE20K, made once: not to be changed."""
-    root = tmp_path_factory.mktemp('stand_ins')
+def tiny_datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet, COCO and ADE20K in small, written once; tests must not change them."""
+    root = tmp_path_factory.mktemp('tiny_datasets')
     write_all(root)
     return root
 
 
 @pytest.fixture
-def data_sets(stand_ins: Path, tmp_path: Path) -> Path:
-    """The same for one test, which may break them."""
-    return shutil.copytree(stand_ins, tmp_path / 'data_sets')
+def datasets(tiny_datasets: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny datasets that a test may change."""
+    return shutil.copytree(tiny_datasets, tmp_path / 'datasets')

@@ -1,4 +1,4 @@
-"""The dataset of the ImageNet configs gives the same samples from folders and from zips."""
+"""The ImageNet dataset gives the same samples from folders and zips."""
 
 import pickle
 import shutil
@@ -14,7 +14,7 @@ from mmengine.registry import DATASETS, init_default_scope
 from torch.utils.data import DataLoader
 
 from inline.datasets.imagenet import ImageNet
-from inline.errors import UserError
+from inline.utils.errors import UserError
 from tests.datasets.zips import pack
 
 TWO_CLASSES = {'classes': ('first', 'second')}
@@ -39,9 +39,9 @@ def samples(dataset: Any) -> list[tuple[bytes, int]]:
 
 
 @pytest.fixture
-def folders(data_sets: Path) -> Path:
-    """ImageNet in class folders alone."""
-    root = data_sets / 'imagenet'
+def folders(datasets: Path) -> Path:
+    """ImageNet in class folders, without annotation files."""
+    root = datasets / 'imagenet'
     shutil.rmtree(root / 'meta')
     return root
 
@@ -58,19 +58,19 @@ def test_folders_and_zips_give_the_same_samples(folders: Path, leading: str, com
     assert samples(dataset) == expected
 
 
-def test_a_folder_is_preferred_to_a_zip(folders: Path) -> None:
-    (folders / 'train.zip').write_bytes(b'no zip at all')
+def test_a_folder_takes_precedence_over_a_zip(folders: Path) -> None:
+    (folders / 'train.zip').write_bytes(b'not a zip')
     assert len(build(folders)) == 4
 
 
 @pytest.mark.parametrize(
     ('method', 'workers'), [('fork', 2), pytest.param('spawn', 1, marks=pytest.mark.slow)]
 )
-def test_workers_read_the_zip_each_for_itself(folders: Path, method: str, workers: int) -> None:
+def test_every_worker_opens_the_zip_itself(folders: Path, method: str, workers: int) -> None:
     expected = samples(build(folders))
     pack(folders / 'train')
     dataset = build(folders)
-    # The main process has the zip open before the workers start.
+    # Opens the zip in the main process before the workers start.
     assert samples(dataset) == expected
     loader = DataLoader(
         dataset, batch_size=1, num_workers=workers, multiprocessing_context=method, collate_fn=pseudo_collate
@@ -88,16 +88,16 @@ def test_a_pickled_dataset_holds_no_open_file(folders: Path) -> None:
     assert samples(pickle.loads(pickle.dumps(dataset))) == expected
 
 
-def test_labels_may_stand_in_a_file_beside_the_zip(data_sets: Path, tmp_path: Path) -> None:
-    """A zip without class folders: as it is, with a map, and with the toolbox's own file of labels."""
-    root = data_sets / 'imagenet'
+def test_labels_from_a_file_next_to_the_zip(datasets: Path, tmp_path: Path) -> None:
+    """A zip without class folders: without labels, with a map file, with mmpretrain's annotation file."""
+    root = datasets / 'imagenet'
     expected = samples(build(root, 'val'))
     flat = tmp_path / 'flat'
     (flat / 'val').mkdir(parents=True)
     for path in root.glob('val/*/*.JPEG'):
         path.rename(flat / 'val' / f'{path.parent.name}_{path.name}')
     pack(flat / 'val')
-    with pytest.raises(UserError, match=r'val\.zip has no class folders, so val_map\.txt beside it'):
+    with pytest.raises(UserError, match=r'val\.zip has no class folders: give the labels in val_map\.txt'):
         build(flat, 'val')
     labels = (root / 'meta' / 'val.txt').read_text().replace('/', '_')
     (flat / 'val_map.txt').write_text(labels.replace(' ', '\t'))
@@ -108,22 +108,20 @@ def test_labels_may_stand_in_a_file_beside_the_zip(data_sets: Path, tmp_path: Pa
     assert samples(build(flat, 'val')) == expected
 
 
-def test_any_file_of_a_zip_can_be_named_by_an_address(folders: Path) -> None:
+def test_a_zip_member_has_an_address(folders: Path) -> None:
     content = (folders / 'train' / 'n00000001' / '0.JPEG').read_bytes()
     address = f'zip://{pack(folders / "train")}!/n00000001/0.JPEG'
     assert mmengine.fileio.get(address) == content
-    with pytest.raises(UserError, match='a file in a zip is named zip://'):
+    with pytest.raises(UserError, match='is not a zip address: must be zip://'):
         mmengine.fileio.get('zip://nowhere/a.JPEG')
 
 
-def test_batches_of_the_zip_are_shuffled_like_those_of_folders(folders: Path) -> None:
-    """The order of samples is the same, so the same seed visits the same images."""
-
-    def visited() -> list[int]:
+def test_shuffling_visits_zips_and_folders_in_the_same_order(folders: Path) -> None:
+    def visit() -> list[int]:
         generator = torch.Generator().manual_seed(1)
         loader = DataLoader(build(folders), shuffle=True, generator=generator, collate_fn=pseudo_collate)
         return [int(batch['inputs'][0].sum()) for batch in loader]
 
-    expected = visited()
+    expected = visit()
     pack(folders / 'train')
-    assert visited() == expected
+    assert visit() == expected

@@ -1,22 +1,22 @@
-"""How each command of the pages is tried. A new command takes one line in one of the three tables.
+"""How the tests run every command of the documentation. Add new commands to one of the three tables.
 
-Keys are patterns (`*` stands for anything) of a command without its comment and with single spaces. Commands
-of blocks below `<!-- needs: … -->` take no line here: their files and flags are checked, but they do not run.
-A pattern must not be wider than what its test runs: another flag is another pattern.
+Keys are patterns (`*` matches anything) for a command without its comment and with single spaces. Commands in
+blocks below `<!-- needs: … -->` are not listed: their files and flags are checked, but they are not run.
+A pattern must not be wider than what its test runs: another flag needs another pattern.
 """
 
 SMALL_DATA = (
     '--num-classification-train 40 --num-classification-val 10 --num-scenes-train 8 --num-scenes-val 4'
 )
 
-# Run first, for the code of docs/export.md: the files that it opens.
+# Run first: they write the files that the code in docs/export.md opens.
 FIRST = (
     'tools/export.py CONFIG CHECKPOINT --size 224 --out model.onnx',
     'tools/export.py CONFIG CHECKPOINT --size 224 --format torch-export --out model.pt2',
 )
 
-# Run here, in a copy of the repository whose digits configs train for two steps, with these words added.
-# CONFIG and CHECKPOINT are a classifier of one block; tests/docs/belongings.py has the other files.
+# Run with these additional arguments, in a copy of the repository whose digits configs train for two steps.
+# CONFIG and CHECKPOINT are a classifier with one block; tests/docs/page_files.py writes the other files.
 RUN = {
     'python tools/make_digit_scenes.py': SMALL_DATA,
     'python tools/train.py configs/digits/*': '',
@@ -32,11 +32,11 @@ RUN = {
         '--out backbone.pt2'
     ),
     'python tools/export.py CONFIG CHECKPOINT --format aoti': '--size 224 --out model.aoti.pt2',
-    'python -m inline.compat': '',
+    'python -m inline.openmmlab.patches': '',
     'python -m benchmarks.speed': 'memory --repetitions 1',
 }
 
-# Started here, with these words added, until they say this, and then stopped by Ctrl-C.
+# Started with these additional arguments until they print this, then stopped with Ctrl-C.
 START = {
     'python tools/serve.py CONFIG CHECKPOINT': ('--port {port}', 'open http://127.0.0.1:{port}/'),
     'python tools/serve.py semantic-fpn_* work_dirs/demo/*': (
@@ -48,101 +48,100 @@ START = {
 
 TOOLS = 'tests/tools/test_tools.py'
 ANALYZE = 'tests/tools/test_analyze.py'
-ABLATE = 'tests/reproduce/test_ablations.py::test_the_tool_trains_sums_up_and_does_nothing_twice'
-SETUP = 'tests/tools/test_setup_env.py::test_torch_comes_first_then_the_pins_then_the_package_then_the_check'
+ABLATE = 'tests/reproduce/test_claims.py::test_tools_train_analyse_and_judge_without_repeating_runs'
+SETUP = 'tests/tools/test_setup_env.py::test_steps_run_in_the_order_that_compiling_mmcv_needs'
 
-# Run by these tests, with other numbers of steps and other data.
+# Covered by these tests, with other numbers of steps and other data.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    # Ten minutes as a whole: its data, its trainings and tests, and its report are tried one by one.
+    # Takes ten minutes; its data, trainings, tests and report are tested separately.
     'make demo': (
-        'tests/datasets/test_digit_scenes.py::test_the_tool_writes_then_says_that_nothing_is_to_do',
+        'tests/datasets/digits/test_digit_scenes.py::test_the_tool_writes_once',
         f'{TOOLS}::test_two_processes_train_and_write_all_logs',
         f'{TOOLS}::test_fine_tuning_starts_from_the_pretrained_weights',
         f'{TOOLS}::test_training_resumes_where_it_stopped',
-        'tests/report/test_report.py::test_page_shows_all_numbers_charts_and_images',
+        'tests/reproduce/report/test_report.py::test_page_shows_all_numbers_charts_and_images',
     ),
-    'make claims': ('tests/reproduce/test_claims.py::test_the_tool_from_probes_to_page',),
+    'make claims': (
+        'tests/reproduce/test_claims.py::test_tools_train_analyse_and_judge_without_repeating_runs',
+    ),
     'make setup': (SETUP,),
-    'make docs': ('tests/docs/test_site.py::test_the_site_builds_without_a_warning',),
-    'make test': ('tests/docs/test_commands.py::test_make_knows_the_targets_of_the_pages',),
-    'make format': ('tests/docs/test_commands.py::test_make_knows_the_targets_of_the_pages',),
+    'make docs': ('tests/docs/test_site.py::test_site_builds_without_warnings',),
+    'make test': ('tests/docs/test_commands.py::test_documented_make_targets_exist',),
+    'make quick': ('tests/docs/test_commands.py::test_documented_make_targets_exist',),
+    'make format': ('tests/docs/test_commands.py::test_documented_make_targets_exist',),
     'tools/dist_train.sh configs/digits/*': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
     'tools/dist_test.sh configs/digits/*': (
-        f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
+        f'{TOOLS}::test_one_and_two_processes_measure_the_validation_accuracy',
     ),
     'python tools/train.py my_config.py': (
-        'tests/models/test_contract.py::test_the_mixer_of_the_page_trains_from_a_file_of_its_own',
+        'tests/models/test_contract.py::test_documented_mixer_trains_from_a_separate_file',
     ),
     'python tools/train.py CONFIG --resume*': (f'{TOOLS}::test_training_resumes_where_it_stopped',),
     'python tools/train.py CONFIG --cfg-options skip_nonfinite=*': (
-        'tests/engine/test_nonfinite.py::test_a_step_that_is_left_out_changes_nothing',
+        'tests/engine/hooks/test_nonfinite.py::test_skipped_step_changes_nothing',
     ),
     'python tools/train.py CONFIG --replay *': (
-        'tests/engine/test_nonfinite.py::'
-        'test_weights_that_are_not_finite_stop_the_command_and_replay_names_them',
+        'tests/engine/hooks/test_nonfinite.py::test_replay_names_non_finite_weights',
     ),
     'python tools/train.py CONFIG --cfg-options *=*': (
         f'{TOOLS}::test_two_processes_train_and_write_all_logs',
     ),
     'tools/dist_train.sh CONFIG 2 --cfg-options runner_type=inline.ShardedRunner': (
-        'tests/engine/test_sharded.py::test_shared_weights_train_alike_in_half_the_memory_and_go_on_anywhere',
+        'tests/engine/distributed/test_sharded.py::test_sharded_training_gives_equal_losses_with_half_the_memory',
     ),
     'python tools/serve.py CONFIG CHECKPOINT --compare CONFIG CHECKPOINT': (
-        'tests/serve/test_page.py::test_a_visit',
+        'tests/apis/serve/test_page.py::test_requests_of_other_programs_are_rejected',
+        'tests/apis/serve/test_page.py::test_page_in_a_browser',
     ),
     'python tools/export.py CONFIG CHECKPOINT --int8 --evaluate': (
-        'tests/tools/test_export.py::test_int8_stands_beside_the_accuracy_of_both',
+        'tests/tools/test_export.py::test_int8_reports_the_accuracy_of_model_and_file',
     ),
     'python tools/export.py configs/digits/inline-pvt-micro_digits.py * --dynamic': (
-        'tests/tools/test_export.py::test_a_classifier_runs_in_onnx_runtime_at_any_size',
+        'tests/tools/test_export.py::test_classifier_runs_in_onnx_runtime_at_any_size',
     ),
     'python tools/export.py CONFIG CHECKPOINT --format onnx --dynamic': (
-        'tests/tools/test_export.py::test_a_classifier_runs_in_onnx_runtime_at_any_size',
-        'tests/tools/test_export.py::test_a_segmentor_gives_a_score_for_every_pixel',
+        'tests/tools/test_export.py::test_classifier_runs_in_onnx_runtime_at_any_size',
+        'tests/tools/test_export.py::test_segmentor_returns_logits_per_pixel',
     ),
-    'python tools/publish.py *': ('tests/tools/test_publish.py::test_the_tools_publish_and_test_it',),
+    'python tools/publish.py *': ('tests/tools/test_publish.py::test_the_tools_publish_and_test',),
     'python tools/convert_checkpoint.py work_dirs/*': (
-        'tests/test_safetensors_files.py::test_the_tools_take_it_as_they_take_a_pth',
+        'tests/checkpoints/test_safetensors_format.py::test_the_tools_accept_it_like_a_pth',
     ),
     'python benchmarks/soak.py *': (
-        'tests/measure/test_soak.py::test_a_short_run_is_sampled_judged_and_drawn',
+        'tests/benchmark/test_soak.py::test_short_run_is_sampled_judged_and_plotted',
     ),
     'tools/dist_train.sh CONFIG NPROC': (f'{TOOLS}::test_two_processes_train_and_write_all_logs',),
     'tools/dist_test.sh CONFIG CHECKPOINT NPROC': (
-        f'{TOOLS}::test_one_process_and_two_measure_what_validation_measured',
+        f'{TOOLS}::test_one_and_two_processes_measure_the_validation_accuracy',
     ),
     'tools/dist_train.sh CONFIG 8': (
-        'tests/tools/test_restarts.py::test_two_machines_train_together_and_one_comes_back',
+        'tests/tools/test_restarts.py::test_run_survives_a_killed_worker_and_saves_when_it_is_stopped',
     ),
     'tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR': (
-        f'{TOOLS}::test_the_slurm_script_asks_for_what_the_environment_says',
-        'tests/tools/test_restarts.py::test_a_batch_job_of_slurm_queues_itself_again_and_goes_on',
+        f'{TOOLS}::test_slurm_script_requests_the_resources_of_the_environment',
+        'tests/tools/test_restarts.py::test_slurm_batch_job_requeues_itself_and_continues',
     ),
-    'python tools/train.py configs/ablations/parts/digits/*': (ABLATE,),
+    'python tools/train.py configs/ablations/components/digits/*': (ABLATE,),
     'python tools/analyze.py injectivity *': (
-        f'{ANALYZE}::test_injectivity_counts_pairs_of_every_image_layer_and_head',
+        f'{ANALYZE}::test_injectivity_counts_pairs_per_image_layer_and_head',
     ),
-    'python tools/analyze.py locality *': (
-        f'{ANALYZE}::test_locality_gives_each_layer_its_share_and_its_chance',
-    ),
+    'python tools/analyze.py locality *': (f'{ANALYZE}::test_locality_reports_share_and_chance_per_layer',),
     'python tools/analyze.py masking CONFIG *': (
-        f'{ANALYZE}::test_masking_nothing_near_measures_what_test_measures',
+        f'{ANALYZE}::test_unmasked_accuracy_equals_that_of_the_test_tool',
     ),
-    'python tools/analyze.py maps *': (f'{ANALYZE}::test_maps_show_the_chosen_queries_and_layers',),
+    'python tools/analyze.py maps *': (f'{ANALYZE}::test_maps_contain_the_chosen_queries_and_layers',),
     'python tools/ablate.py *': (ABLATE,),
-    'python tools/probe.py*': (
-        'tests/tools/test_probe.py::test_it_scores_writes_and_goes_on_where_it_stopped',
-    ),
+    'python tools/probe.py*': ('tests/tools/test_probe.py::test_interrupted_run_continues',),
     'python tools/reproduce.py run --table digits --train': (
         'tests/tools/test_reproduce.py::test_rows_are_trained_once_tested_and_compared',
     ),
     'python tools/benchmark.py*': (
-        'tests/tools/test_benchmark.py::test_a_config_and_a_released_model_are_timed',
+        'tests/tools/test_benchmark.py::test_config_and_released_model_are_timed',
     ),
     'python tools/profile_train.py *': (
-        'tests/tools/test_benchmark.py::test_the_parts_of_a_training_step_are_listed',
+        'tests/tools/test_benchmark.py::test_phases_of_a_training_step_are_listed',
     ),
     'python -m benchmarks.ops *': (
-        'tests/benchmarks/test_op_timings.py::test_the_command_writes_a_row_for_each_peer_and_pass',
+        'tests/benchmarks/test_op_timings.py::test_command_writes_a_row_per_peer_and_pass',
     ),
 }

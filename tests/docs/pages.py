@@ -1,4 +1,4 @@
-"""The commands and the code that the pages show, taken apart."""
+"""Parse commands and code blocks out of the documentation."""
 
 import re
 import shlex
@@ -16,18 +16,18 @@ PAGES = [
 NEEDS = ('data', 'gpus', 'network', 'slurm')
 FENCE = re.compile(r'^```(?P<language>\w+)$')
 MARK = re.compile(r'^<!-- needs: (?P<what>.+) -->$')
-# A word such as `[flags of tools/train.py]` may be left out. `[ $? = 75 ]` is the shell's.
+# `[flags of tools/train.py]` is optional. `[ $? = 75 ]` is shell syntax.
 OPTIONAL = re.compile(r'\[(?! )[^\]]*\]')
 SEPARATORS = {';', '&&', '||', '|', '>', '&'}
 KEYWORDS = {'until', 'while', 'do', 'done', 'if', 'then', 'fi'}
-# The shell's own words, in which nothing of ours can be wrong.
+# Shell built-ins, which need no test.
 BUILTINS = {'[', 'break', 'cd', 'export', 'source'}
 ASSIGNMENT = re.compile(r'^[A-Z_]+=')
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where its first line is, and what the comment above it says that it needs."""
+    """A fenced code block with its first line and the requirements in the comment above it."""
 
     page: str
     line: int
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command of a block: no comment, no assignment before it, one line."""
+    """One simple command of a block, without comments and leading assignments."""
 
     page: str
     line: int
@@ -67,14 +67,14 @@ def read_blocks(page: Path) -> list[Block]:
 
 
 def _read_mark(above: list[str]) -> tuple[str, ...]:
-    """What the last line that is not empty says, if it is a mark."""
+    """Return the requirements if the last non-empty line is a marker."""
     last = next((line for line in reversed(above) if line.strip()), '')
     mark = MARK.match(last)
     return tuple(mark['what'].replace(',', ' ').split()) if mark else ()
 
 
 def read_commands(page: Path) -> list[Command]:
-    """Every simple command of the page's ```bash blocks."""
+    """Return every simple command in the ```bash blocks of a page."""
     return [
         Command(block.page, line, block.needs, words)
         for block in read_blocks(page)
@@ -85,20 +85,20 @@ def read_commands(page: Path) -> list[Command]:
 
 
 def _join_lines(block: Block) -> list[tuple[int, str]]:
-    """Lines with what a backslash at their end continues."""
+    """Join lines that end with a backslash with the following line."""
     joined: list[tuple[int, str]] = []
-    going_on = False
+    continued = False
     for number, line in enumerate(block.text.splitlines(), block.line):
-        if going_on:
+        if continued:
             joined[-1] = (joined[-1][0], joined[-1][1] + line.removesuffix('\\'))
         else:
             joined.append((number, line.removesuffix('\\')))
-        going_on = line.endswith('\\')
+        continued = line.endswith('\\')
     return joined
 
 
 def split_commands(text: str) -> list[tuple[str, ...]]:
-    """The simple commands of a line without keywords and assignments before them; builtins are left out."""
+    """Split a line into simple commands, without keywords, leading assignments and built-ins."""
     reader = shlex.shlex(OPTIONAL.sub('', text), posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     commands: list[list[str]] = [[]]

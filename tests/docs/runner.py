@@ -1,7 +1,7 @@
-"""Tries many commands and pieces of code in one process that has imported the stack once.
+"""Run many commands and code blocks in forks of one process that has imported the stack.
 
 `python -m tests.docs.runner JOBS RESULTS` reads jobs as JSON and writes the exit code and output of each.
-Each job runs in a forked process of its own: what it imports, registers or changes is gone after it.
+Every job runs in its own fork, so jobs do not affect each other.
 """
 
 import argparse
@@ -19,36 +19,36 @@ from typing import Any
 
 from tests.warm import exit_code
 
-# Seconds until a page that was started must have said that it is open.
-PATIENCE = 200
-# argparse alone can tell what a tool takes, and a tool has read all its words when it leaves the parser.
+# Seconds that a server may take to report that it is ready.
+START_TIMEOUT = 200
+# Parsing is the first thing a tool does, so stopping after it checks the arguments and nothing else.
 _parse_args = argparse.ArgumentParser.parse_args
 
 
 class Parsed(BaseException):
-    """The words of a command were understood; nothing more is wanted."""
+    """Raised after the arguments of a command were parsed."""
 
 
 def main() -> None:
     jobs, results = Path(sys.argv[1]), Path(sys.argv[2])
-    # What nearly every tool imports: the forks need not do it again.
+    # Import once what nearly every tool needs.
     importlib.import_module('tests.warm_imports')
     kinds: dict[str, Callable[[Any], None]] = {
         'parse': parse,
         'run': run,
         'start': start,
         'code': execute,
-        'furnish': lambda _: importlib.import_module('tests.docs.belongings').furnish(),
+        'files': lambda _: importlib.import_module('tests.docs.page_files').write_page_files(),
     }
     done = [
-        in_a_process(lambda job=job: kinds[job['kind']](job['what']), Path(job['folder']))
+        run_in_fork(lambda job=job: kinds[job['kind']](job['what']), Path(job['folder']))
         for job in json.loads(jobs.read_text())
     ]
     results.write_text(json.dumps(done))
 
 
-def in_a_process(work: Callable[[], None], folder: Path) -> tuple[int, str]:
-    """Exit code and output of `work` in a process that runs in `folder`."""
+def run_in_fork(work: Callable[[], None], folder: Path) -> tuple[int, str]:
+    """Run `work` in a forked process in `folder`; return its exit code and output."""
     with tempfile.TemporaryFile('w+') as output:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -56,7 +56,7 @@ def in_a_process(work: Callable[[], None], folder: Path) -> tuple[int, str]:
         if child == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            # Under pytest these are not the descriptors 1 and 2.
+            # pytest replaces sys.stdout and sys.stderr.
             sys.stdout, sys.stderr = (os.fdopen(descriptor, 'w') for descriptor in (1, 2))
             os.chdir(folder)
             os._exit(exit_code(work))
@@ -66,13 +66,13 @@ def in_a_process(work: Callable[[], None], folder: Path) -> tuple[int, str]:
 
 
 def parse(words: Sequence[str]) -> None:
-    """Let a tool read its words, and stop it there."""
+    """Run a tool up to the point where its arguments are parsed."""
 
-    def parse_and_leave(*args: Any, **kwargs: Any) -> None:
+    def parse_and_stop(*args: Any, **kwargs: Any) -> None:
         _parse_args(*args, **kwargs)
         raise Parsed
 
-    argparse.ArgumentParser.parse_args = parse_and_leave  # type: ignore[method-assign, assignment]
+    argparse.ArgumentParser.parse_args = parse_and_stop  # type: ignore[method-assign, assignment]
     try:
         run(words)
     except Parsed:
@@ -91,32 +91,32 @@ def run(words: Sequence[str]) -> None:
 
 
 def start(what: tuple[Sequence[str], str]) -> None:
-    """Run a command that does not end by itself until it says `sign`, then stop it as Ctrl-C does."""
-    words, sign = what
+    """Run a server until it prints the expected text, then stop it as Ctrl-C does."""
+    words, expected = what
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(PATIENCE)
+        signal.alarm(START_TIMEOUT)
         for descriptor in (1, 2):
             os.dup2(writer, descriptor)
         os._exit(exit_code(lambda: run(words)))
     os.close(writer)
     with os.fdopen(reader) as lines:
-        said = []
+        printed = []
         for line in lines:
-            said.append(line)
-            if sign in line:
+            printed.append(line)
+            if expected in line:
                 os.kill(child, signal.SIGINT)
                 break
     os.waitpid(child, 0)
-    assert any(sign in line for line in said), ''.join(said)
+    assert any(expected in line for line in printed), ''.join(printed)
 
 
 def execute(blocks: Sequence[tuple[str, str]]) -> None:
-    """Blocks of one page, each with its place, one after the other with the same names."""
+    """Execute the code blocks of one page in order, in one namespace."""
     names: dict[str, Any] = {'__name__': '__main__'}
-    for place, text in blocks:
-        exec(compile(text, place, 'exec'), names)
+    for location, text in blocks:
+        exec(compile(text, location, 'exec'), names)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Every command of the pages is run by a test, or says that it needs what is not here; code blocks run."""
+"""Every command in the documentation is run by a test or marked with what it needs; code blocks run."""
 
 import fcntl
 import fnmatch
@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, free_port
-from tests.docs import belongings
+from tests.docs import page_files
 from tests.docs.command_table import ELSEWHERE, FIRST, RUN, START
 from tests.docs.pages import NEEDS, PAGES, Block, Command, read_blocks, read_commands, split_commands
-from tests.docs.runner import in_a_process, parse
+from tests.docs.runner import parse, run_in_fork
 
 COMMANDS = [command for page in PAGES for command in read_commands(page)]
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 PYTHON = {'python', 'python3', '.venv/bin/python'}
 FOLDERS = {'benchmarks', 'configs', 'docs', 'inline', 'results', 'tests', 'tools'}
-# What stands for something else in a command: CONFIG, NODE_RANK, best_….pth.
+# Placeholders in a command: CONFIG, NODE_RANK, best_….pth.
 PLACEHOLDER = re.compile(r'\b[A-Z][A-Z_]+\b|…')
 SHORTENED = ('digits', '_base_/digits')
-# Words before the flags of a launcher that are not those of the tool that it starts.
+# The tool that a launcher starts, and how its arguments follow from those of the launcher.
 LAUNCHERS = {
     'tools/dist_train.sh': ('tools/train.py', lambda words: [words[0], *words[2:]]),
     'tools/dist_test.sh': ('tools/test.py', lambda words: [*words[:2], *words[3:]]),
@@ -38,7 +38,7 @@ Result = tuple[int, str]
 
 
 def tool_words(command: Command) -> list[str] | None:
-    """The Python tool behind a command and its words, or None if there is none."""
+    """Return the Python tool that a command runs with its arguments, or None."""
     words = list(command.words)
     if words[0] in PYTHON:
         words = words[1:]
@@ -50,11 +50,11 @@ def tool_words(command: Command) -> list[str] | None:
 
 
 def find(table: dict, command: Command) -> str | None:
-    """The first pattern of the table that the command fits."""
+    """Return the first pattern of the table that matches the command."""
     return next((pattern for pattern in table if fnmatch.fnmatchcase(command.text, pattern)), None)
 
 
-# A module without a word behind it has nothing to parse.
+# A module without arguments has nothing to parse.
 TOOLS = list(
     dict.fromkeys(
         tuple(words)
@@ -72,7 +72,7 @@ for _block in BLOCKS:
 
 @pytest.fixture(scope='module')
 def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tools, and the configs with digits that train for two steps on two images each."""
+    """A copy of the repository whose digits configs train for two steps on two images."""
     folder = tmp_path_factory.mktemp('repository')
     shutil.copytree(ROOT / 'configs', folder / 'configs')
     for name in ('tools', 'benchmarks'):
@@ -89,27 +89,27 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(
     small_repository: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> dict[str, Result]:
-    """What became of every job, by the text of the command or the name of the page.
+    """Exit code and output of every job, by command or page.
 
-    Workers that run tests side by side share it: the first one tries all jobs, the others wait.
+    Parallel test workers share the results: the first one runs all jobs, the others wait.
     """
     if worker_id == 'master':
-        return try_all(small_repository)
+        return run_all_jobs(small_repository)
     answers = tmp_path_factory.getbasetemp().parent / 'commands_of_pages.json'
     with answers.with_suffix('.lock').open('w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not answers.exists():
-            answers.write_text(json.dumps(try_all(small_repository)))
+            answers.write_text(json.dumps(run_all_jobs(small_repository)))
     return json.loads(answers.read_text())
 
 
-def try_all(small_repository: Path) -> dict[str, Result]:
+def run_all_jobs(small_repository: Path) -> dict[str, Result]:
     jobs: dict[str, dict] = {}
     for words in TOOLS:
         substituted = [re.sub(r'^(NPROC|N|Y|X)$', '2', word) for word in words]
         jobs[f'parse {shlex.join(words)}'] = {'kind': 'parse', 'what': substituted, 'folder': str(ROOT)}
     here = {'folder': str(small_repository)}
-    jobs['furnish'] = {'kind': 'furnish', 'what': None, **here}
+    jobs['files'] = {'kind': 'files', 'what': None, **here}
     for text in FIRST:
         jobs[f'run {text}'] = {'kind': 'run', 'what': fill_in(text.split()), **here}
     for text in TO_RUN:
@@ -139,71 +139,72 @@ def try_all(small_repository: Path) -> dict[str, Result]:
 
 
 def fill_in(words: Sequence[str]) -> list[str]:
-    """The words as the small repository has them: a model for CONFIG, and trainings of two steps."""
-    models = {'CONFIG': belongings.CONFIG, 'CHECKPOINT': belongings.CHECKPOINT}
+    """Replace placeholders by the files of the small repository, where trainings have two steps."""
+    models = {'CONFIG': page_files.CONFIG, 'CHECKPOINT': page_files.CHECKPOINT}
     trained = re.compile(r'^(work_dirs/(?!demo/).*)iter_\d+\.pth$')
     return [models.get(word, trained.sub(r'\1iter_2.pth', word)) for word in words]
 
 
 @pytest.mark.parametrize('command', COMMANDS, ids=str)
-def test_every_command_is_tried_or_says_what_it_needs(command: Command) -> None:
+def test_every_command_is_tested_or_marked(command: Command) -> None:
     if command.needs:
         assert set(command.needs) <= set(NEEDS), f'{command} needs {command.needs}: choose of {NEEDS}'
         return
     assert any(find(table, command) for table in (RUN, START, ELSEWHERE)), (
-        f'{command}\nis run by no test: add a line to a table of tests/docs/command_table.py, or put '
+        f'{command}\nis run by no test: add it to a table in tests/docs/command_table.py, or put '
         f'<!-- needs: … --> above its block, with one or more of {", ".join(NEEDS)}'
     )
 
 
 @pytest.mark.parametrize('command', COMMANDS, ids=str)
-def test_every_file_that_a_command_names_exists(command: Command) -> None:
+def test_files_in_commands_exist(command: Command) -> None:
     for word in command.words:
         if word.split('/')[0] in FOLDERS and '/' in word and not PLACEHOLDER.search(word):
             assert (ROOT / word).exists(), f'{command}\nnames {word}, which does not exist'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words', TOOLS, ids=shlex.join)
-def test_every_tool_takes_the_words_of_the_page(words: tuple[str, ...], results: dict[str, Result]) -> None:
+def test_tool_accepts_documented_arguments(words: tuple[str, ...], results: dict[str, Result]) -> None:
     code, output = results[f'parse {shlex.join(words)}']
-    assert code == 0, f'{shlex.join(words)}\nis not what the tool takes: {output[-2000:]}'
+    assert code == 0, f'{shlex.join(words)}\nis refused by the tool: {output[-2000:]}'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('job', ['furnish', *(f'run {text}' for text in [*FIRST, *TO_RUN])])
-def test_the_command_runs(job: str, results: dict[str, Result]) -> None:
+@pytest.mark.parametrize('job', ['files', *(f'run {text}' for text in [*FIRST, *TO_RUN])])
+def test_command_runs(job: str, results: dict[str, Result]) -> None:
     code, output = results[job]
     assert code == 0, f'{job}\nended with {code}: {output[-3000:]}'
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('text', TO_START)
-def test_the_page_opens(text: str, results: dict[str, Result]) -> None:
+def test_server_starts(text: str, results: dict[str, Result]) -> None:
     code, output = results[f'start {text}']
     assert code == 0, f'{text}\nsaid: {output[-3000:]}'
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('page', CODE)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, results: dict[str, Result]) -> None:
+def test_code_blocks_run_in_order(page: str, results: dict[str, Result]) -> None:
     code, output = results[f'code {page}']
     assert code == 0, output[-3000:]
 
 
 @pytest.mark.parametrize('pattern', [*RUN, *START, *ELSEWHERE])
-def test_every_line_of_the_tables_is_of_use(pattern: str) -> None:
+def test_every_table_entry_is_used(pattern: str) -> None:
     assert any(not c.needs and fnmatch.fnmatchcase(c.text, pattern) for c in COMMANDS), (
         f'no page has a command like {pattern!r}: remove its line from tests/docs/command_table.py'
     )
 
 
 @pytest.mark.parametrize('node', sorted({node for nodes in ELSEWHERE.values() for node in nodes}))
-def test_the_tests_that_the_table_names_exist(node: str) -> None:
+def test_referenced_tests_exist(node: str) -> None:
     file, _, name = node.partition('::')
     assert re.search(rf'^def {name}\(', (ROOT / file).read_text(), re.MULTILINE), f'{node} is not there'
 
 
-def test_make_knows_the_targets_of_the_pages() -> None:
+def test_documented_make_targets_exist() -> None:
     targets = {command.words[1] for command in COMMANDS if command.words[0] == 'make'}
     assert {'demo', 'test'} <= targets
     for target in targets:
@@ -214,14 +215,14 @@ def test_make_knows_the_targets_of_the_pages() -> None:
     assert 'pytest' in subprocess.check_output(['make', '--dry-run', 'test'], cwd=ROOT, text=True)
 
 
-def test_a_wrong_flag_is_noticed() -> None:
-    code, output = in_a_process(lambda: parse(['tools/make_digit_scenes.py', '--no-such-flag']), ROOT)
+def test_unknown_flag_is_detected() -> None:
+    code, output = run_in_fork(lambda: parse(['tools/make_digit_scenes.py', '--no-such-flag']), ROOT)
     assert code == 2
     assert 'error: unrecognized argument --no-such-flag' in output
-    assert in_a_process(lambda: parse(['tools/make_digit_scenes.py', '--seed', '1']), ROOT) == (0, '')
+    assert run_in_fork(lambda: parse(['tools/make_digit_scenes.py', '--seed', '1']), ROOT) == (0, '')
 
 
-def test_commands_are_read_as_a_shell_reads_them(tmp_path: Path) -> None:
+def test_commands_are_parsed_like_a_shell(tmp_path: Path) -> None:
     page = tmp_path / 'page.md'
     page.write_text(
         '<!-- needs: gpus, data -->\n\n```bash\n'

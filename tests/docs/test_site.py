@@ -1,5 +1,6 @@
-"""The site: it builds without a warning, every link in it leads somewhere, and nothing comes from outside."""
+"""The documentation site builds without warnings, has no broken links and loads nothing external."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -11,10 +12,11 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from markdown import markdown
 
+from inline.apis.inference import InLineModel
 from tests.conftest import ROOT
 from tools.site_hooks import LINK
 
-# Attributes that a browser follows by itself, without a click.
+# Attributes that make a browser load a resource.
 LOADED = {
     'audio': 'src', 'embed': 'src', 'iframe': 'src', 'img': 'src', 'link': 'href', 'object': 'data',
     'script': 'src', 'source': 'src', 'video': 'src',
@@ -22,8 +24,8 @@ LOADED = {
 STYLE_ADDRESS = re.compile(r'(?:url\(|@import)\s*["\']?(?:https?:)?//')
 
 
-class PageParts(HTMLParser):
-    """What a page links to, what it loads, and the names in it that links can lead to."""
+class ParsedPage(HTMLParser):
+    """Links, loaded resources and anchors of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -56,29 +58,31 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 
 
 @pytest.fixture(scope='module')
-def pages(build: tuple[Path, subprocess.CompletedProcess[str]]) -> dict[Path, PageParts]:
-    # 404.html is shown at any address, so its links are absolute.
+def pages(build: tuple[Path, subprocess.CompletedProcess[str]]) -> dict[Path, ParsedPage]:
+    # 404.html is served for any address, so its links are absolute.
     files = [file for file in build[0].rglob('*.html') if file.name != '404.html']
-    return {file: PageParts(file.read_text()) for file in files}
+    return {file: ParsedPage(file.read_text()) for file in files}
 
 
-def test_the_site_builds_without_a_warning(build: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+@pytest.mark.slow
+def test_site_builds_without_warnings(build: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = build
     assert done.returncode == 0, done.stderr[-4000:]
     assert 'WARNING' not in done.stderr, done.stderr[-4000:]
     assert (folder / 'index.html').is_file()
 
 
-def test_every_page_of_docs_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / 'mkdocs.yml').read_text().split('\nnav:\n')[1].split('\n\n')[0]
     listed = re.findall(r'- (\S+\.md)$', nav, re.MULTILINE)
     there = [str(file.relative_to(ROOT / 'docs')) for file in (ROOT / 'docs').rglob('*.md')]
-    assert sorted(listed) == sorted(there), 'a page takes one line under `nav` in mkdocs.yml'
+    assert sorted(listed) == sorted(there), 'list every page under `nav` in mkdocs.yml'
 
 
-def test_every_link_leads_to_a_page_and_a_place_on_it(pages: dict[Path, PageParts]) -> None:
+@pytest.mark.slow
+def test_links_and_anchors_exist(pages: dict[Path, ParsedPage]) -> None:
     assert len(pages) > 20
-    lost = []
+    broken = []
     for page, parts in pages.items():
         for link in [*parts.links, *parts.loaded]:
             address = urlsplit(link)
@@ -87,12 +91,13 @@ def test_every_link_leads_to_a_page_and_a_place_on_it(pages: dict[Path, PagePart
             target = (page.parent / unquote(address.path)).resolve() if address.path else page
             known = pages[target].names if target in pages else set()
             if not target.exists() or (address.fragment and unquote(address.fragment) not in known):
-                lost.append(f'{page.name}: {link}')
-    assert not lost, lost
+                broken.append(f'{page.name}: {link}')
+    assert not broken, broken
 
 
-def test_pages_load_nothing_from_outside(
-    build: tuple[Path, subprocess.CompletedProcess[str]], pages: dict[Path, PageParts]
+@pytest.mark.slow
+def test_pages_load_no_external_resources(
+    build: tuple[Path, subprocess.CompletedProcess[str]], pages: dict[Path, ParsedPage]
 ) -> None:
     foreign = {
         f'{page.name}: {address}'
@@ -107,39 +112,59 @@ def test_pages_load_nothing_from_outside(
     assert not [page.name for page in pages if STYLE_ADDRESS.search(page.read_text())]
 
 
-def test_files_of_the_repository_are_shown(pages: dict[Path, PageParts]) -> None:
-    """A link to code leads to a page with that code."""
-    idea = next(page for page in pages if page.name == 'idea.html')
-    assert 'source/inline/ops/inline_attention.py.html' in pages[idea].links
-    shown = (idea.parent / 'source/inline/ops/inline_attention.py.html').read_text()
+@pytest.mark.slow
+def test_linked_source_files_are_shown(pages: dict[Path, ParsedPage]) -> None:
+    """A link to a source file leads to a page that shows it."""
+    method = next(page for page in pages if page.name == 'method.html')
+    assert 'source/inline/ops/inline_attention.py.html' in pages[method].links
+    shown = (method.parent / 'source/inline/ops/inline_attention.py.html').read_text()
     assert 'baddbmm' in shown
 
 
-def test_the_api_has_signatures_and_arguments(pages: dict[Path, PageParts]) -> None:
+@pytest.mark.slow
+def test_api_pages_have_signatures_and_arguments(pages: dict[Path, ParsedPage]) -> None:
     ops = next(page for page in pages if page.parent.name == 'api' and page.name == 'ops.html')
     assert 'inline.ops.inline_attention.inline_attention' in pages[ops].names
     text = ops.read_text()
     assert 'Queries (B, heads, M, d).' in text
     assert ':func:' not in text
-    # A name with underscores, which other such names are hidden for: it is how the class is used.
+    # __call__ is shown although other special methods are hidden.
     inference = next(page for page in pages if page.parent.name == 'api' and page.name == 'inference.html')
-    assert 'inline.inference.model.InLineModel.__call__' in pages[inference].names
-    assert 'Pixels that neighbouring tiles share at least' in inference.read_text()
+    assert 'inline.apis.inference.InLineModel.__call__' in pages[inference].names
+    documented = re.search(r'^\s*overlap: (.+?)\.', str(InLineModel.__call__.__doc__), re.MULTILINE)
+    assert documented
+    assert documented[1] in inference.read_text()
+
+
+def test_documented_members_exist() -> None:
+    """The site leaves out members that do not exist, without a warning."""
+    listed, missing = 0, []
+    for page in sorted((ROOT / 'docs' / 'api').glob('*.md')):
+        for module, members in re.findall(
+            r'^::: (\S+)\n(?: +.*\n)*? +members: \[(.+)\]$', page.read_text(), re.M
+        ):
+            defined = importlib.import_module(module)
+            for name in members.split(', '):
+                listed += 1
+                if getattr(getattr(defined, name, None), '__module__', None) != module:
+                    missing.append(f'{page.name}: {module}.{name}')
+    assert listed > 20
+    assert not missing
 
 
 @pytest.mark.parametrize('name', ['README.md', 'CONTRIBUTING.md'])
-def test_links_of_the_pages_outside_docs_lead_to_files(name: str) -> None:
+def test_links_of_top_level_pages_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     links = [match['path'] for match in LINK.finditer(text)]
     assert links
     assert not [link for link in links if not (ROOT / link).exists()]
-    headings = PageParts(markdown(text, extensions=['toc', 'fenced_code'])).names
+    headings = ParsedPage(markdown(text, extensions=['toc', 'fenced_code'])).names
     own = re.findall(r'\]\(#([^)]+)\)', text)
     assert set(own) <= headings
 
 
-def test_a_lost_link_is_noticed() -> None:
-    parts = PageParts('<a href="gone.html#there">x</a><h2 id="here"></h2><script src="//cdn.example/x.js">')
+def test_parsed_page_finds_links_anchors_and_resources() -> None:
+    parts = ParsedPage('<a href="gone.html#there">x</a><h2 id="here"></h2><script src="//cdn.example/x.js">')
     assert parts.links == ['gone.html#there']
     assert parts.names == {'here'}
     assert parts.loaded == ['//cdn.example/x.js']

@@ -1,4 +1,4 @@
-"""Trainings in forked processes that get killed: the stack is imported once, a child trains like the tool."""
+"""Trainings that are killed, in forked processes that run like tools/train.py without importing the stack."""
 
 import argparse
 import hashlib
@@ -23,11 +23,11 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import HOOKS, OPTIM_WRAPPERS, TRANSFORMS
 from mmpretrain.utils import register_all_modules
 
-from inline import whole_files
-from inline.engine import checkpoints
+from inline.checkpoints import read_file
+from inline.engine.hooks import checkpoint as checkpoints
 from inline.engine.launch import train
-from inline.engine.safe_loading import load_safely
-from inline.errors import exit_on_user_error
+from inline.utils import atomic
+from inline.utils.errors import exit_on_user_error
 from tests.conftest import ROOT, free_port
 
 register_all_modules(init_default_scope=False)
@@ -36,7 +36,7 @@ CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
 
 @TRANSFORMS.register_module()
 class Noise(BaseTransform):
-    """Draws from Python's, numpy's and torch's random numbers, all of which augmentations use."""
+    """Adds noise from the generators of Python, NumPy and torch, all of which augmentations use."""
 
     def transform(self, results: dict) -> dict:
         noise = 40 * (random.random() + np.random.rand() + torch.rand(()).item())
@@ -46,7 +46,7 @@ class Noise(BaseTransform):
 
 @OPTIM_WRAPPERS.register_module()
 class ScaledOptimWrapper(AmpOptimWrapper):
-    """MMEngine's wrapper for mixed precision, with a loss scaler that needs no GPU."""
+    """MMEngine's wrapper for mixed precision with a loss scaler that works without a GPU."""
 
     def __init__(self, **options: Any) -> None:
         OptimWrapper.__init__(self, **options)
@@ -59,7 +59,7 @@ class ScaledOptimWrapper(AmpOptimWrapper):
 
 @HOOKS.register_module()
 class TraceHook(Hook):
-    """Writes down what each step was given: its batch and its random numbers."""
+    """Records the batch and the random numbers of each step in a file."""
 
     priority = 'LOWEST'
 
@@ -76,13 +76,13 @@ class TraceHook(Hook):
 
 @dataclass
 class Attempt:
-    """How one attempt to train ends: by itself, at a point that it counts to, or by a signal from outside.
+    """How an attempt to train ends: regularly, at the nth kill point, or by a signal from outside.
 
     Attributes:
-        points: Kill at this point of the process; points are steps, and the single acts of a save.
-        seconds: Kill from outside, so long after the first save has begun.
-        rank: Which of the processes is killed at a point; all die of it.
-        patch: What else the child does before it trains.
+        points: Kill at this kill point. Kill points are steps and the system calls of a save.
+        seconds: Kill from outside, this long after the first save has begun.
+        rank: Rank that reaches the kill point; all ranks are killed then.
+        patch: Called in the child before it trains.
     """
 
     points: int | None = None
@@ -93,7 +93,7 @@ class Attempt:
 
 @dataclass
 class Runs:
-    """Trainings of one set of options in one work directory."""
+    """Trainings with the same options in one work directory."""
 
     folder: Path
     data_root: Path
@@ -102,11 +102,11 @@ class Runs:
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
-        # Shared with the children: whether a save has begun, and whether one is under way.
+        # Shared with the children: whether a save has begun, and whether one is in progress.
         self.shared = mmap.mmap(-1, 2)
 
     def attempt(self, plan: Attempt, resume: str | None = 'auto') -> tuple[int, bool]:
-        """Train until the plan's end; the exit code (-9 if killed), and whether that was inside a save."""
+        """Train; return the exit code (-9 if killed) and whether the run was killed inside a save."""
         self.shared[:] = b'\0\0'
         port = free_port()
         children = [self._fork(rank, port, plan, resume) for rank in range(self.processes)]
@@ -129,8 +129,8 @@ class Runs:
         return (self.folder / 'output0.txt').read_text()
 
     def state(self) -> dict[str, Any]:
-        """The last checkpoint, without what has to differ: times, and the names of folders."""
-        state = load_safely((self.folder / 'last_checkpoint').read_text())
+        """Return the last checkpoint without what must differ between runs: times and folder names."""
+        state = read_file((self.folder / 'last_checkpoint').read_text())
         del state['meta']
         hub = state['message_hub']
         hub['log_scalars'] = {
@@ -141,7 +141,7 @@ class Runs:
         return state
 
     def trace(self, rank: int = 0) -> dict[int, list]:
-        """By step, all that was written down about it, in any attempt."""
+        """Return the distinct records of each step over all attempts."""
         steps: dict[int, set] = {}
         for line in (self.folder / f'trace{rank}.txt').read_text().splitlines():
             steps.setdefault(json.loads(line)[0], set()).add(line)
@@ -157,7 +157,7 @@ class Runs:
             output = os.open(self.folder / f'output{rank}.txt', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            sys.stdout = open(1, 'w', buffering=1, closefd=False)  # noqa: SIM115 (the child's, until it ends)
+            sys.stdout = open(1, 'w', buffering=1, closefd=False)  # noqa: SIM115 (open until the child exits)
             sys.stderr = open(2, 'w', buffering=1, closefd=False)  # noqa: SIM115
             if self.processes > 1:
                 os.environ.update(
@@ -167,7 +167,7 @@ class Runs:
                     MASTER_ADDR='127.0.0.1',
                     MASTER_PORT=port,
                 )
-            _count_points(self.shared, plan.points if rank == plan.rank else None)
+            _install_kill_points(self.shared, plan.points if rank == plan.rank else None)
             if plan.patch is not None:
                 plan.patch()
             with exit_on_user_error():
@@ -202,44 +202,44 @@ class Runs:
         )
 
 
-def _count_points(shared: mmap.mmap, kill_at: int | None) -> None:
-    """Let this process die at a point of its own, before or after any act of a save or at a step."""
+def _install_kill_points(shared: mmap.mmap, kill_at: int | None) -> None:
+    """Kill this process at a kill point: at a step, or before or after a system call of a save."""
     passed = 0
 
-    def point() -> None:
+    def kill_point() -> None:
         nonlocal passed
         passed += 1
         if passed == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def watched(act: Callable[..., Any]) -> Callable[..., Any]:
+    def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **options: Any) -> Any:
-            point()
-            outcome = act(*args, **options)
-            point()
+            kill_point()
+            outcome = call(*args, **options)
+            kill_point()
             return outcome
 
         return wrapper
 
-    fsync, write = os.fsync, whole_files.write_whole
+    fsync, write = os.fsync, atomic.atomic_write
 
     def slow_fsync(handle: int) -> None:
-        # Half of the file only: what a loss of power leaves of one that was not synchronised.
+        # Keep half of the file, like a power failure before the file was synchronized.
         size = os.fstat(handle).st_size
         if passed + 1 == kill_at and os.path.isfile(f'/proc/self/fd/{handle}'):
             os.ftruncate(handle, size // 2)
-        point()
+        kill_point()
         time.sleep(0.01)
         fsync(handle)
 
-    def write_whole(path: str | Path, content: bytes) -> None:
+    def atomic_write(path: str | Path, content: bytes) -> None:
         shared[:] = b'\1\1'
         write(path, content)
         shared[1] = 0
 
-    os.fsync, os.replace = slow_fsync, watched(os.replace)
-    whole_files.write_whole = checkpoints.write_whole = write_whole
-    TraceHook.after_train_iter = lambda *_, **__: point()
+    os.fsync, os.replace = slow_fsync, surrounded(os.replace)
+    atomic.atomic_write = checkpoints.atomic_write = atomic_write
+    TraceHook.after_train_iter = lambda *_, **__: kill_point()
 
 
 def _has_ended(child: int) -> bool:

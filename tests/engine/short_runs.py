@@ -1,4 +1,4 @@
-"""Short trainings on the digit scenes, in the way that the tool trains, for tests that compare them."""
+"""Short trainings on the digit scenes, run like tools/train.py, for tests that compare them."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from inline.engine.config import load_config, set_data_root
 from inline.engine.launch import build_runner
-from inline.engine.resume import make_resumable
+from inline.openmmlab.patches import use_inline_components, write_files_atomically
 from tests.conftest import ROOT
-from tests.engine.ranks import launcher, world_size
+from tests.engine.distributed.ranks import launcher, world_size
 
 
-class Losses(Hook):
-    """Keeps every loss of this process."""
+class RecordLosses(Hook):
+    """Records the losses of this rank."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -36,12 +36,12 @@ class Losses(Hook):
 
 
 def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> Config:
-    """A config of digits_quick for ten steps without validation, checkpoints and pictures.
+    """Return a config of digits_quick with ten steps and without validation, checkpoints and plots.
 
-    Read it before processes are forked, and once: that takes as long as the ten steps.
+    Call it once, before processes are forked: reading a config takes as long as the ten steps.
 
-    Augmentation is kept: a sample's random numbers are its own. Those of a step are a process's, so that
-    stochastic depth cannot be the same in one and in several.
+    Augmentation stays on, because the random numbers of a sample do not depend on the number of ranks.
+    Those of a step do, so stochastic depth is off.
     """
     cfg = load_config(ROOT / 'configs' / 'digits_quick' / f'{name}.py')
     set_data_root(cfg, digit_scenes.parent)
@@ -59,25 +59,26 @@ def short_run(name: str, digit_scenes: Path, work_dir: Path, **options: Any) -> 
     )
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
-    make_resumable(cfg)
+    use_inline_components(cfg)
+    write_files_atomically()
     return cfg
 
 
 def train(cfg: Config, total_batch: int) -> tuple[Runner, list[dict[str, float]]]:
-    """The runner after training, and the losses of every step as the mean over processes."""
+    """Train and return the runner with the losses of every step, averaged over all ranks."""
     cfg.launcher = launcher()
     cfg.train_dataloader.batch_size = total_batch // world_size()
-    # Formatting the config for the log takes as long again.
+    # Formatting the config for the log would take as long as the training.
     with mock.patch.object(Config, 'pretty_text', ''):
         runner = build_runner(cfg)
-        losses = Losses()
+        losses = RecordLosses()
         runner.register_hook(losses)
         runner.train()
     return runner, [_mean(step) for step in losses.steps]
 
 
 def weights(runner: Runner) -> dict[str, Tensor]:
-    """All that was learned, and its moving average if there is one, by names without a wrapper's."""
+    """Return all parameters and their moving averages, with names that do not depend on the wrapper."""
     models = {'model': runner.model}
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):

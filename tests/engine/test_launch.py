@@ -1,17 +1,21 @@
+"""Flags of tools/train.py and tools/test.py."""
+
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from mmengine.config import Config
 
 from inline.engine.launch import (
+    apply_training_flags,
     build_runner,
     draw_predictions,
     drop_pretrained,
-    keep_predictions,
+    save_predictions,
     scale_lr,
     use_amp,
 )
-from inline.errors import UserError
+from inline.utils.errors import UserError
 
 
 def make_config(**settings: object) -> Config:
@@ -19,7 +23,7 @@ def make_config(**settings: object) -> Config:
     return Config({'model': model, 'optim_wrapper': {'type': 'OptimWrapper'}, **settings})
 
 
-def test_amp_is_mmengines_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amp_uses_mmengine_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
     cfg = make_config()
     use_amp(cfg)
@@ -28,7 +32,7 @@ def test_amp_is_mmengines_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'autocast' not in cfg.model.backbone
 
 
-def test_amp_is_bfloat16_in_our_backbone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amp_uses_bfloat16_in_the_backbone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('torch.cuda.is_available', lambda: False)
     cfg = make_config()
     use_amp(cfg)
@@ -39,7 +43,7 @@ def test_amp_is_bfloat16_in_our_backbone_on_a_cpu(monkeypatch: pytest.MonkeyPatc
         use_amp(cfg)
 
 
-def test_scaling_the_learning_rate_needs_the_batch_size_it_was_chosen_for() -> None:
+def test_scaling_the_learning_rate_needs_a_base_batch_size() -> None:
     cfg = make_config(auto_scale_lr={'base_batch_size': 16, 'enable': False})
     scale_lr(cfg)
     assert cfg.auto_scale_lr.enable
@@ -49,24 +53,24 @@ def test_scaling_the_learning_rate_needs_the_batch_size_it_was_chosen_for() -> N
 
 def test_a_work_directory_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / 'notes').write_text('mine')
-    with pytest.raises(UserError, match=r"^--work-dir '.*notes' cannot be a folder: File exists$"):
+    with pytest.raises(UserError, match=r"^--work-dir '.*notes': cannot create this folder: File exists$"):
         build_runner(make_config(work_dir=str(tmp_path / 'notes')))
     assert (tmp_path / 'notes').read_text() == 'mine'
 
 
 @pytest.mark.parametrize(
-    ('toolbox', 'kind'),
+    ('toolbox', 'metric'),
     [('mmpretrain', 'DumpResults'), ('mmseg', 'DumpResults'), ('mmdet', 'DumpDetResults')],
 )
-def test_predictions_go_to_a_pickle_beside_the_metrics(toolbox: str, kind: str) -> None:
+def test_predictions_are_written_to_a_pickle(toolbox: str, metric: str) -> None:
     cfg = make_config(default_scope=toolbox, test_evaluator={'type': 'Metric'})
-    with pytest.raises(UserError, match=r"^--out 'all\.json': .* ends in \.pkl$"):
-        keep_predictions(cfg, 'all.json')
-    keep_predictions(cfg, 'all.pkl')
-    assert [metric.type for metric in cfg.test_evaluator] == ['Metric', kind]
+    with pytest.raises(UserError, match=r"^--out 'all\.json': .* end in \.pkl$"):
+        save_predictions(cfg, 'all.json')
+    save_predictions(cfg, 'all.pkl')
+    assert [evaluator.type for evaluator in cfg.test_evaluator] == ['Metric', metric]
 
 
-def test_testing_asks_for_no_starting_weights() -> None:
+def test_testing_needs_no_pretrained_weights() -> None:
     cfg = make_config()
     cfg.model.backbone.init_cfg = {'type': 'Pretrained', 'checkpoint': 'gone.pth'}
     cfg.model.init_cfg = {'type': 'Xavier'}
@@ -75,7 +79,16 @@ def test_testing_asks_for_no_starting_weights() -> None:
     assert cfg.model.init_cfg.type == 'Xavier'
 
 
-def test_starting_weights_deep_inside_a_model_are_dropped_too() -> None:
+@pytest.mark.parametrize('kind', [list, tuple])
+def test_pretrained_weights_in_a_list_are_dropped(kind: type) -> None:
+    cfg = make_config()
+    pretrained = {'type': 'Pretrained', 'checkpoint': 'gone.pth'}
+    cfg.model.backbone.init_cfg = kind([pretrained, {'type': 'Constant', 'val': 1}])
+    drop_pretrained(cfg.model)
+    assert [dict(one) for one in cfg.model.backbone.init_cfg] == [{'type': 'Constant', 'val': 1}]
+
+
+def test_pretrained_weights_of_inner_modules_are_dropped() -> None:
     cfg = make_config()
     cfg.model.heads = [
         {'inner': {'init_cfg': {'type': 'Pretrained', 'checkpoint': 'gone.pth'}}, 'init_cfg': []}
@@ -83,6 +96,31 @@ def test_starting_weights_deep_inside_a_model_are_dropped_too() -> None:
     drop_pretrained(cfg.model)
     assert cfg.model.heads[0].inner.init_cfg is None
     assert cfg.model.heads[0].init_cfg == []
+
+
+RESUMED = {'resume': True, 'load_from': 'old.pth'}
+
+
+@pytest.mark.parametrize(
+    ('flag', 'settings', 'expected', 'load_from'),
+    [
+        (None, {}, None, None),
+        (None, {'load_from': 'weights.pth'}, None, 'weights.pth'),
+        ('auto', {'load_from': 'weights.pth'}, 'auto', 'weights.pth'),
+        ('iter_2.pth', {}, 'iter_2.pth', None),
+        (None, {'resume': True}, 'auto', None),
+        (None, RESUMED, 'old.pth', None),
+        ('auto', RESUMED, 'auto', None),
+    ],
+)
+def test_what_to_resume_from(
+    flag: str | None, settings: dict, expected: str | None, load_from: str | None
+) -> None:
+    cfg = make_config(**settings)
+    flags = {'no_validate': False, 'amp': False, 'auto_scale_lr': False, 'pretrained': None}
+    assert apply_training_flags(cfg, Namespace(resume=flag, **flags)) == expected
+    assert cfg.get('load_from') == load_from
+    assert not cfg.get('resume')
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One line of a config sends scalars to Weights & Biases or MLflow; their packages are stood in for."""
+"""Logging to Weights & Biases and MLflow, with mocks of their packages."""
 
 import argparse
 import sys
@@ -10,9 +10,8 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import VISUALIZERS, init_default_scope
 
-from inline.engine.launch import read_config
-from inline.engine.loggers import add_loggers
-from inline.errors import UserError
+from inline.engine.launch import add_loggers, read_config
+from inline.utils.errors import UserError
 from tests.conftest import ROOT
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
@@ -32,7 +31,7 @@ def arguments(config: Path, work_dir: Path, **options: Any) -> argparse.Namespac
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, MagicMock]:
-    """Modules that take every call and remember it; this wandb has only the newer name for ending a run."""
+    """Mocks of the packages. This wandb has `finish` but no `join`."""
     wandb, mlflow = MagicMock(), MagicMock()
     del wandb.join
     mlflow.MlflowException = RuntimeError
@@ -44,7 +43,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, MagicMock]:
 
 
 def log(cfg: Config, tmp_path: Path, name: str) -> None:
-    """What a run does with its visualizer."""
+    """Use the visualizer as a run does."""
     init_default_scope(cfg.default_scope)
     visualizer = VISUALIZERS.build({**cfg.visualizer, 'save_dir': str(tmp_path), 'name': name})
     visualizer.add_config(cfg)
@@ -52,7 +51,7 @@ def log(cfg: Config, tmp_path: Path, name: str) -> None:
     visualizer.close()
 
 
-def test_one_line_of_a_config_is_enough(packages: dict[str, MagicMock], tmp_path: Path) -> None:
+def test_loggers_in_a_config(packages: dict[str, MagicMock], tmp_path: Path) -> None:
     config = tmp_path / 'mine.py'
     config.write_text(f"_base_ = '{CONFIG}'\nloggers = ['wandb', 'mlflow']\n")
     work_dir = tmp_path / 'my_run'
@@ -70,12 +69,12 @@ def test_one_line_of_a_config_is_enough(packages: dict[str, MagicMock], tmp_path
     assert 0 < len(logged) <= 100
     assert 'inline-pvt' not in str(mlflow.set_tracking_uri.call_args)
     mlflow.end_run.assert_called_once()
-    # What is on by default stays on.
+    # The default backends are kept.
     assert list(work_dir.rglob('events.out.tfevents*'))
     assert '"loss": 0.5' in next(work_dir.rglob('scalars.json')).read_text()
 
 
-def test_the_command_line_is_enough_too(packages: dict[str, MagicMock], tmp_path: Path) -> None:
+def test_loggers_on_the_command_line(packages: dict[str, MagicMock], tmp_path: Path) -> None:
     cfg = read_config(arguments(CONFIG, tmp_path, loggers='wandb'))
     assert [backend['type'] for backend in cfg.visualizer.vis_backends] == [
         'LocalVisBackend',
@@ -85,7 +84,7 @@ def test_the_command_line_is_enough_too(packages: dict[str, MagicMock], tmp_path
     assert not packages['wandb'].init.called
 
 
-def test_mlflow_goes_where_the_environment_says(
+def test_mlflow_uses_the_address_in_the_environment(
     packages: dict[str, MagicMock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv('MLFLOW_TRACKING_URI', 'http://tracker:5000')
@@ -94,7 +93,7 @@ def test_mlflow_goes_where_the_environment_says(
     packages['mlflow'].set_tracking_uri.assert_called_once_with('http://tracker:5000')
 
 
-def test_a_backend_that_the_config_has_is_left_as_it_is(packages: dict[str, MagicMock]) -> None:
+def test_a_backend_in_the_config_is_not_changed(packages: dict[str, MagicMock]) -> None:
     own = {'type': 'WandbVisBackend', 'init_kwargs': {'project': 'mine'}}
     cfg = Config({'visualizer': {'vis_backends': [own]}, 'work_dir': 'w', 'loggers': ['wandb']})
     add_loggers(cfg)
@@ -103,9 +102,7 @@ def test_a_backend_that_the_config_has_is_left_as_it_is(packages: dict[str, Magi
 
 
 @pytest.mark.parametrize('package', ['wandb', 'mlflow'])
-def test_a_missing_package_is_told_before_anything_begins(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_an_error(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     work_dir = tmp_path / 'run'
     with pytest.raises(UserError, match=f'logger {package!r} needs .*: pip install {package}'):
@@ -116,6 +113,6 @@ def test_a_missing_package_is_told_before_anything_begins(
     assert not work_dir.exists()
 
 
-def test_an_unknown_logger_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown logger 'comet': loggers takes wandb, mlflow"):
+def test_an_unknown_logger_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown logger 'comet': choose one of wandb, mlflow"):
         read_config(arguments(CONFIG, tmp_path, loggers=['comet']))

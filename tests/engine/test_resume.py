@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what the user is told about the others."""
+"""Which checkpoint a run resumes from, and what is reported about the others."""
 
 import io
 import os
@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.fileio import LocalBackend
 from mmengine.logging.history_buffer import HistoryBuffer
 
-from inline.engine.resume import choose_checkpoint, make_resumable, newest_good, read_state
-from inline.errors import UserError
-from inline.weights import read_content
+from inline.checkpoints import read_file
+from inline.engine import resume
+from inline.engine.distributed.setup import start_gloo
+from inline.engine.resume import choose_checkpoint, newest_good, read_state
+from inline.utils.errors import UserError
+from tests.engine.distributed.ranks import run_ranks
 
 
 def content(step: int, seed: int = 7) -> dict:
@@ -38,7 +40,7 @@ def save(folder: Path, step: int, time: int | None = None) -> Path:
     return path
 
 
-def name_as_last(folder: Path, path: Path | str) -> None:
+def write_last_checkpoint(folder: Path, path: Path | str) -> None:
     (folder / 'last_checkpoint').write_text(str(path))
 
 
@@ -66,36 +68,36 @@ def some_zip() -> bytes:
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     'empty': (lambda _: b'', 'is empty (0 bytes)'),
-    'one byte': (lambda data: data[:1], 'damaged or no checkpoint'),
-    'cut in the middle': (lambda data: data[: len(data) // 2], 'is damaged: its end is missing'),
-    'last byte lost': (lambda data: data[:-1], 'is damaged: its end is missing'),
-    'zeros inside': (zeroed_inside, 'the check sum of'),
-    'all zeros': (lambda data: bytes(len(data)), 'damaged or no checkpoint'),
-    'text': (lambda _: b'Not found\n', 'damaged or no checkpoint'),
-    'another zip': (lambda _: some_zip(), 'damaged or no checkpoint'),
-    'weights alone': (lambda _: stored({'state_dict': {}}), 'holds no state of a training'),
-    'a list': (lambda _: stored([1, 2]), 'holds no state of a training'),
-    'code': (lambda _: stored({'meta': os.system}), 'which is not data'),
+    'one byte': (lambda data: data[:1], 'damaged or not a checkpoint'),
+    'truncated in the middle': (lambda data: data[: len(data) // 2], 'is damaged: its end is missing'),
+    'truncated by one byte': (lambda data: data[:-1], 'is damaged: its end is missing'),
+    'zeros inside': (zeroed_inside, 'the checksum of'),
+    'all zeros': (lambda data: bytes(len(data)), 'damaged or not a checkpoint'),
+    'text': (lambda _: b'Not found\n', 'damaged or not a checkpoint'),
+    'another zip': (lambda _: some_zip(), 'damaged or not a checkpoint'),
+    'weights only': (lambda _: stored({'state_dict': {}}), 'has no training state'),
+    'a list': (lambda _: stored([1, 2]), 'has no training state'),
+    'code': (lambda _: stored({'meta': os.system}), 'which is not plain data'),
 }
 
 
 @pytest.mark.parametrize('kind', DAMAGES)
-def test_a_damaged_checkpoint_is_skipped_and_told(
+def test_a_damaged_checkpoint_is_skipped_and_reported(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, reason = DAMAGES[kind]
     good, bad = save(tmp_path, 10), save(tmp_path, 20)
     bad.write_bytes(damage(bad.read_bytes()))
-    name_as_last(tmp_path, bad)
+    write_last_checkpoint(tmp_path, bad)
     assert newest_good(config(tmp_path)) == (str(good), 7)
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 1
-    assert told[0].startswith(f'resume: skipped {bad}: ')
-    assert reason in told[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f'resume: skipped {bad}: ')
+    assert reason in lines[0]
 
 
 @pytest.mark.parametrize('kind', DAMAGES)
-def test_a_damaged_checkpoint_that_was_asked_for_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_given_by_the_user_is_an_error(kind: str, tmp_path: Path) -> None:
     damage, reason = DAMAGES[kind]
     save(tmp_path, 10)
     bad = save(tmp_path, 20)
@@ -106,7 +108,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(kind: str, tmp_path:
     assert reason in str(raised.value)
 
 
-def test_any_cut_and_any_wrong_byte_is_noticed(tmp_path: Path) -> None:
+def test_any_truncation_and_any_wrong_byte_is_detected(tmp_path: Path) -> None:
     data, path, draw = checkpoint(1), tmp_path / 'x.pth', random.Random(0)
     weights = data.index(torch.arange(5000.0).numpy().tobytes())
     for _ in range(30):
@@ -116,21 +118,45 @@ def test_any_cut_and_any_wrong_byte_is_noticed(tmp_path: Path) -> None:
         wrong = bytearray(data)
         wrong[weights + draw.randrange(20000)] ^= 1 << draw.randrange(8)
         path.write_bytes(wrong)
-        with pytest.raises(UserError, match='check sum'):
+        with pytest.raises(UserError, match='checksum'):
             read_state(str(path))
 
 
-def test_a_checkpoint_without_the_optimizer_is_refused(tmp_path: Path) -> None:
-    """As the best of a training is saved: MMEngine would go on with a new optimizer and say nothing."""
+def test_a_checkpoint_without_optimizer_state_is_an_error(tmp_path: Path) -> None:
+    """The best checkpoint is saved without it: MMEngine would silently continue with a new optimizer."""
     content = torch.load(save(tmp_path, 10), weights_only=True)
     del content['optimizer']
     best = tmp_path / 'best_top1_iter_10.pth'
     torch.save(content, best)
-    with pytest.raises(UserError, match=r"best_top1_iter_10\.pth' holds no state of the optimizer"):
+    with pytest.raises(UserError, match=r"best_top1_iter_10\.pth' has no optimizer state"):
         choose_checkpoint(config(tmp_path), str(best))
 
 
-def test_none_good_is_told_in_one_line(tmp_path: Path) -> None:
+def choose_without_permission(folder: Path) -> str:
+    """Choose a checkpoint on this rank, where rank 0 may not read the folder; return the error."""
+    start_gloo('pytorch')
+    if torch.distributed.get_rank() == 0:
+        # Tests may run as root, which may read everything.
+        resume._read_last_checkpoint = deny
+    try:
+        choose_checkpoint(config(folder), 'auto')
+    except UserError as error:
+        return str(error)
+    return 'no error'
+
+
+def deny(cfg: Config) -> str:
+    raise PermissionError(13, 'Permission denied', str(Path(cfg.work_dir, 'last_checkpoint')))
+
+
+def test_no_rank_waits_if_rank_zero_cannot_read_the_work_directory(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    message = f'{str(tmp_path / "last_checkpoint")!r} cannot be accessed: Permission denied'
+    errors = run_ranks(2, lambda: choose_without_permission(tmp_path), tmp_path / 'ranks')
+    assert errors == [message, message]
+
+
+def test_no_good_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
     for step in (10, 20):
         save(tmp_path, step).write_bytes(b'')
     with pytest.raises(UserError, match=r'no checkpoint in .* can be resumed, see above') as raised:
@@ -143,16 +169,15 @@ def test_without_any_checkpoint_training_starts_from_the_beginning(
 ) -> None:
     for folder in (tmp_path, tmp_path / 'missing'):
         cfg = config(folder, load_from='start.pth')
-        choose_checkpoint(cfg, 'auto')
-        assert cfg.resume is False
+        assert choose_checkpoint(cfg, 'auto') is None
         assert cfg.load_from == 'start.pth'
         assert 'training starts from the beginning' in capsys.readouterr().out
 
 
-def test_a_name_whose_file_is_gone_is_no_fresh_start(
+def test_a_deleted_last_checkpoint_is_not_a_fresh_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name_as_last(tmp_path, tmp_path / 'iter_30.pth')
+    write_last_checkpoint(tmp_path, tmp_path / 'iter_30.pth')
     with pytest.raises(UserError, match='can be resumed'):
         newest_good(config(tmp_path))
     assert 'iter_30.pth: does not exist' in capsys.readouterr().out
@@ -160,28 +185,28 @@ def test_a_name_whose_file_is_gone_is_no_fresh_start(
     assert newest_good(config(tmp_path))[0] == str(good)
 
 
-def test_killed_before_the_new_one_was_named_the_new_one_is_taken(tmp_path: Path) -> None:
-    name_as_last(tmp_path, save(tmp_path, 90))
+def test_a_checkpoint_newer_than_last_checkpoint_is_used(tmp_path: Path) -> None:
+    write_last_checkpoint(tmp_path, save(tmp_path, 90))
     new = save(tmp_path, 100)
     assert newest_good(config(tmp_path))[0] == str(new)
 
 
-def test_what_an_older_run_left_is_not_taken(tmp_path: Path) -> None:
+def test_checkpoints_of_an_older_run_are_not_used(tmp_path: Path) -> None:
     save(tmp_path, 1000, time=50)
     own = save(tmp_path, 100, time=60)
-    name_as_last(tmp_path, own)
+    write_last_checkpoint(tmp_path, own)
     assert newest_good(config(tmp_path))[0] == str(own)
 
 
-def test_a_copy_with_other_times_resumes_the_same(tmp_path: Path) -> None:
+def test_a_copy_with_other_modification_times_resumes_from_the_same_step(tmp_path: Path) -> None:
     last = save(tmp_path, 1000, time=50)
     save(tmp_path, 900, time=60)
-    name_as_last(tmp_path, '/another/machine/iter_1000.pth')
+    write_last_checkpoint(tmp_path, '/another/machine/iter_1000.pth')
     assert newest_good(config(tmp_path))[0] == str(last)
 
 
 @pytest.mark.parametrize('elsewhere', [False, True])
-def test_a_copied_run_goes_on_from_its_own_files(elsewhere: bool, tmp_path: Path) -> None:
+def test_a_copied_run_resumes_from_its_own_files(elsewhere: bool, tmp_path: Path) -> None:
     settings: dict[str, object] = {}
     folders = {name: tmp_path / name for name in ('original', 'copied')}
     if elsewhere:
@@ -190,7 +215,7 @@ def test_a_copied_run_goes_on_from_its_own_files(elsewhere: bool, tmp_path: Path
     for name, folder in folders.items():
         folder.mkdir(parents=True)
         (tmp_path / name).mkdir(exist_ok=True)
-        name_as_last(tmp_path / name, folders['original'] / 'iter_10.pth')
+        write_last_checkpoint(tmp_path / name, folders['original'] / 'iter_10.pth')
         save(folder, 10)
     assert newest_good(config(tmp_path / 'copied', **settings))[0] == str(folders['copied'] / 'iter_10.pth')
 
@@ -208,24 +233,25 @@ def small_checkpoint(as_zip: bool) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('as_zip', [True, False])
-def test_a_wrong_bit_anywhere_is_told_in_one_line_or_harmless(as_zip: bool, tmp_path: Path) -> None:
-    """Headers, pickled data, the directory of a zip: never an error that would end the search."""
+def test_a_wrong_bit_anywhere_is_harmless_or_reported_in_one_line(as_zip: bool, tmp_path: Path) -> None:
+    """In headers, pickled data or the zip directory: no other error may end the search."""
     data, path, draw = small_checkpoint(as_zip), tmp_path / 'x.pth', random.Random(0)
     assert zipfile.is_zipfile(io.BytesIO(data)) == as_zip
-    told = []
-    for place in (*range(0, len(data), 7), *range(len(data) - 120, len(data))):
+    messages = []
+    for position in (*range(0, len(data), 7), *range(len(data) - 120, len(data))):
         wrong = bytearray(data)
-        wrong[place] ^= 1 << draw.randrange(8)
+        wrong[position] ^= 1 << draw.randrange(8)
         path.write_bytes(wrong)
-        for read in (read_state, read_content):
+        for read in (read_state, read_file):
             try:
                 read(str(path))
             except UserError as error:
-                told.append(str(error))
-    assert len(told) > len(data) // 16
-    assert not [line for line in told if '\n' in line]
+                messages.append(str(error))
+    assert len(messages) > len(data) // 16
+    assert not [line for line in messages if '\n' in line]
 
 
 def test_best_and_published_files_are_not_resumed(tmp_path: Path) -> None:
@@ -235,7 +261,7 @@ def test_best_and_published_files_are_not_resumed(tmp_path: Path) -> None:
     assert newest_good(config(tmp_path))[0] == str(good)
 
 
-def test_the_hook_may_save_elsewhere_and_under_other_names(tmp_path: Path) -> None:
+def test_the_hook_may_save_in_another_folder_with_other_names(tmp_path: Path) -> None:
     work, elsewhere = tmp_path / 'run', tmp_path / 'elsewhere' / 'run'
     work.mkdir()
     elsewhere.mkdir(parents=True)
@@ -246,30 +272,12 @@ def test_the_hook_may_save_elsewhere_and_under_other_names(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize('own', [None, 7, 3])
-def test_a_run_goes_on_with_its_seed(
+def test_a_resumed_run_keeps_its_seed(
     own: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save(tmp_path, 10)
     cfg = config(tmp_path, randomness={'seed': own, 'deterministic': True})
-    choose_checkpoint(cfg, 'auto')
-    assert (cfg.resume, cfg.load_from) == (True, str(path))
+    assert choose_checkpoint(cfg, 'auto') == str(path)
+    assert cfg.load_from is None
     assert cfg.randomness == {'seed': 7, 'deterministic': True}
-    assert ('with its seed 7, not with 3' in capsys.readouterr().out) == (own == 3)
-
-
-def test_mmengines_loops_and_hooks_are_replaced_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ('put', 'put_text'):
-        monkeypatch.setattr(LocalBackend, name, getattr(LocalBackend, name))
-    hooks = [{'type': 'EMAHook'}, {'type': 'mmengine.CheckpointHook', 'interval': 3}]
-    cfg = Config({'train_cfg': {'by_epoch': True, 'max_epochs': 2}, 'custom_hooks': hooks})
-    make_resumable(cfg)
-    assert cfg.train_cfg == {'type': 'inline.ExactEpochLoop', 'max_epochs': 2}
-    assert cfg.default_hooks.checkpoint == {'type': 'inline.WholeCheckpointHook', 'interval': 1}
-    assert [hook.type for hook in cfg.custom_hooks] == ['EMAHook', 'inline.WholeCheckpointHook']
-    own = Config({'train_cfg': {'type': 'MyLoop'}, 'default_hooks': {'checkpoint': None}})
-    make_resumable(own)
-    assert own.train_cfg.type == 'MyLoop'
-    assert own.default_hooks.checkpoint is None
-    by_iteration = Config({'train_cfg': {'type': 'IterBasedTrainLoop', 'max_iters': 2}})
-    make_resumable(by_iteration)
-    assert by_iteration.train_cfg.type == 'inline.ExactIterLoop'
+    assert ('with its seed 7 instead of 3' in capsys.readouterr().out) == (own == 3)

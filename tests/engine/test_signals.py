@@ -1,4 +1,4 @@
-"""How a process that is going to train takes SIGTERM and SIGUSR1; each in a light process of its own."""
+"""SIGTERM and SIGUSR1 before and during training, each test in a small process without torch."""
 
 import os
 import signal
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from inline.engine.signals import PREEMPTED
+from inline.engine.signals import EXIT_PREEMPTED
 from tests.conftest import ROOT
 
-WATCH = 'from inline.engine.signals import stop_request\nstop_request.watch()\n'
+LISTEN = 'from inline.engine.signals import stop_request\nstop_request.listen()\n'
 
 
 def start(code: str, **env: str) -> subprocess.Popen[str]:
-    """Run Python code, up to the line 'ready' that it prints."""
+    """Run Python code until it prints the line 'ready'."""
     process = subprocess.Popen(
-        [sys.executable, '-c', WATCH + code],
+        [sys.executable, '-c', LISTEN + code],
         cwd=ROOT,
         env={**os.environ, 'PYTHONPATH': str(ROOT), **env},
         stdin=subprocess.PIPE,
@@ -32,32 +32,32 @@ def start(code: str, **env: str) -> subprocess.Popen[str]:
 
 
 def pending(pid: int) -> int:
-    """The signals that wait to be taken by a process, as bits."""
+    """Return the pending signals of a process as a bit mask."""
     status = Path(f'/proc/{pid}/status').read_text()
     return int(status.split('ShdPnd:')[1].split()[0], 16)
 
 
 @pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGUSR1])
-def test_before_training_a_signal_ends_the_process_even_inside_compiled_code(signum: signal.Signals) -> None:
-    # The hash runs for minutes and lets other threads run, as waiting for other processes does.
+def test_signal_before_training_ends_the_process_even_inside_compiled_code(signum: signal.Signals) -> None:
+    # The hash runs for minutes and releases the GIL, like a collective that waits for other ranks.
     process = start('import hashlib; print("ready", flush=True); hashlib.pbkdf2_hmac("md5", b"", b"", 10**9)')
     process.send_signal(signum)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == PREEMPTED
+    assert process.returncode == EXIT_PREEMPTED
     assert err == f'stopped by {signum.name} before training began: nothing to save\n'
 
 
-def test_only_the_first_rank_tells_it() -> None:
+def test_only_rank_0_prints_the_message() -> None:
     process = start('import time; print("ready", flush=True); time.sleep(300)', RANK='1')
     process.terminate()
     assert process.communicate(timeout=120)[1] == ''
-    assert process.returncode == PREEMPTED
+    assert process.returncode == EXIT_PREEMPTED
 
 
-def test_during_training_signals_are_noted_and_the_first_one_counts() -> None:
+def test_first_signal_during_training_is_recorded() -> None:
     process = start(
         'import time\n'
-        'stop_request.at_once = False\n'
+        'stop_request.exit_immediately = False\n'
         'print("ready", flush=True)\n'
         'while not stop_request.signum: time.sleep(0.01)\n'
         'print("noted", flush=True)\n'
@@ -72,11 +72,11 @@ def test_during_training_signals_are_noted_and_the_first_one_counts() -> None:
     assert process.wait(timeout=120) == 0
 
 
-def test_a_signal_at_the_very_end_does_not_change_the_exit_code() -> None:
-    """The interpreter drops Python's handlers before it is gone; here it takes long to go."""
+def test_signal_during_interpreter_shutdown_does_not_change_the_exit_code() -> None:
+    """The interpreter drops Python's handlers early in its shutdown, which takes a second here."""
     process = start(
         'import atexit, sys\n'
-        'stop_request.ignore()\n'
+        'stop_request.ignore_signals()\n'
         'class Slow:\n'
         '    def __del__(self, sleep=__import__("time").sleep): sleep(1)\n'
         'sys.slow = Slow()\n'
@@ -87,14 +87,14 @@ def test_a_signal_at_the_very_end_does_not_change_the_exit_code() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == 'over\n'
     process.terminate()
-    assert process.wait(timeout=120) == PREEMPTED
+    assert process.wait(timeout=120) == EXIT_PREEMPTED
 
 
-def test_a_forked_worker_obeys_its_parent_and_nobody_else() -> None:
-    """The stranger is this test; the parent ends the worker when it reads a line."""
+def test_forked_worker_exits_only_on_signals_of_its_parent() -> None:
+    """This test is neither; the parent signals the worker when it reads a line."""
     process = start(
         'import os, signal, sys, time\n'
-        'stop_request.at_once = False\n'
+        'stop_request.exit_immediately = False\n'
         'reader, writer = os.pipe()\n'
         'worker = os.fork()\n'
         'if worker == 0:\n'
@@ -112,9 +112,9 @@ def test_a_forked_worker_obeys_its_parent_and_nobody_else() -> None:
     worker = int(process.stdout.readline())
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         os.kill(worker, signum)
-        # The same signal again would be lost while this one waits to be taken.
+        # A signal is lost while the same signal is pending.
         while pending(worker):
             time.sleep(0.01)
     out, err = process.communicate('\n', timeout=120)
-    # Neither dead nor mistaken for a signal to the parent; then ended as asked, with code 0.
+    # The worker is alive and the parent saw no signal; then the worker exits with code 0.
     assert out.split() == ['0', '0', '0'], err

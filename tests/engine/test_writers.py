@@ -1,4 +1,4 @@
-"""Of several processes only the first one writes."""
+"""Only rank 0 writes files."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ import pytest
 from inline.engine import launch
 from inline.engine.flags import add_run_flags
 from tests.conftest import ROOT
-from tests.engine.ranks import run_ranks
+from tests.engine.distributed.ranks import run_ranks
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
 OPTIONS = [
@@ -17,8 +17,8 @@ OPTIONS = [
     'train_cfg.val_interval=2',
     'train_dataloader.batch_size=2',
     *(
-        f'{part}_dataloader.{key}'
-        for part in ('train', 'val', 'test')
+        f'{phase}_dataloader.{key}'
+        for phase in ('train', 'val', 'test')
         for key in ('num_workers=0', 'persistent_workers=False')
     ),
     'default_hooks.logger.interval=1',
@@ -32,7 +32,7 @@ def files(folder: Path) -> set[str]:
 
 
 def arguments(digit_scenes: Path, *words: str) -> argparse.Namespace:
-    """What the command line of the tools gives for a work directory below the current one."""
+    """Parse the flags of the tools, with a work directory in the current directory."""
     parser = argparse.ArgumentParser()
     add_run_flags(parser)
     common = ['--launcher', 'pytorch', '--work-dir', 'work', '--data-root', str(digit_scenes.parent)]
@@ -42,8 +42,8 @@ def arguments(digit_scenes: Path, *words: str) -> argparse.Namespace:
 
 
 @pytest.mark.slow
-def test_only_the_first_process_writes(digit_scenes: Path, tmp_path: Path) -> None:
-    """Each process has a current directory of its own, so that what it writes is known, by whatever means."""
+def test_only_rank_zero_writes(digit_scenes: Path, tmp_path: Path) -> None:
+    """Each rank has its own current directory, so that its files are known."""
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
 

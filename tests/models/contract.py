@@ -1,4 +1,4 @@
-"""What every registered mixer must do. Each check takes a mixer as configs write it, ``dict(type=…, …)``."""
+"""The contract of mixers. Each check takes a mixer config ``dict(type=…, …)``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from inline.models.layers import regions as regions_module
-from inline.models.mixers import MIXERS, AttentionMixer, build_mixer
-from inline.models.mixers.heads import merge_heads
+from inline.models.layers import windows as windows_module
+from inline.models.mixers import MIXERS, AttentionMixer, build_mixer, merge_heads
 from tests.models.families import FAMILIES, build
 
 DIM, HEADS = 8, 2
 # Rectangular, odd, and too large for 64 landmarks; windows and stripes do not divide it.
 HW = (13, 22)
-REGIONS: dict[str, dict[str, Any]] = {
+WINDOWS: dict[str, dict[str, Any]] = {
     'whole map': {},
     'windows': {'window_size': 10},
     'shifted windows': {'window_size': 10, 'shift': True},
-    'cut windows': {'window_size': 10, 'shift': True, 'wrap': False},
+    'shifted windows without wrap': {'window_size': 10, 'shift': True, 'wrap': False},
     'stripes': {'split_size': 6},
 }
 Config = dict[str, Any]
@@ -35,7 +34,7 @@ def contract(check: Callable[[Config], None]) -> Callable[[Config], None]:
 def make(config: Config, **options: Any) -> AttentionMixer:
     torch.manual_seed(0)
     mixer = build_mixer({**config, **options}, DIM, HEADS).double()
-    # Parameters that begin at zero would hide what they do.
+    # Parameters that are initialised with zero would hide their effect.
     for parameter in mixer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return mixer
@@ -47,7 +46,7 @@ def tokens(hw: tuple[int, int] = HW, prefix: int = 0, batch: int = 2) -> Tensor:
 
 
 @contract
-def any_shape_is_kept_with_and_without_a_class_token(config: Config) -> None:
+def shape_is_preserved_with_and_without_class_token(config: Config) -> None:
     mixer = make(config)
     for hw in ((1, 1), (1, 9), (13, 22), (16, 8)):
         for prefix in (0, 1, 2):
@@ -58,8 +57,8 @@ def any_shape_is_kept_with_and_without_a_class_token(config: Config) -> None:
 
 
 @contract
-def every_parameter_and_the_input_get_a_finite_gradient(config: Config) -> None:
-    for options in REGIONS.values():
+def input_and_parameters_get_finite_gradients(config: Config) -> None:
+    for options in WINDOWS.values():
         mixer, x = make(config, **options), tokens().requires_grad_()
         mixer(x, HW, x).square().sum().backward()
         for owner, parameter in (('input', x), *mixer.named_parameters()):
@@ -69,29 +68,29 @@ def every_parameter_and_the_input_get_a_finite_gradient(config: Config) -> None:
 
 
 @contract
-def the_weights_are_those_that_attend_applies(config: Config) -> None:
-    for kind, options in REGIONS.items():
+def weights_applied_to_values_give_attend(config: Config) -> None:
+    for kind, options in WINDOWS.items():
         mixer = make(config, **options)
         prefix = 1 if kind == 'whole map' else 0
-        for part in mixer.parts(tokens(prefix=prefix), HW):
+        for inputs in mixer.partition_inputs(tokens(prefix=prefix), HW):
             for queries in (slice(None), slice(3, 20)):
-                weights = mixer.weights(part, queries)
-                attended = merge_heads(weights @ part.heads()[2])
+                weights = mixer.weights(inputs, queries)
+                attended = merge_heads(weights @ inputs.heads()[2])
                 torch.testing.assert_close(
-                    attended, mixer.attend(part)[:, queries], rtol=1e-8, atol=1e-10, msg=kind
+                    attended, mixer.attend(inputs)[:, queries], rtol=1e-8, atol=1e-10, msg=kind
                 )
 
 
 @contract
-def the_output_is_attention_and_local_terms_projected(config: Config) -> None:
+def output_is_projection_of_attention_and_local_terms(config: Config) -> None:
     mixer, x = make(config), tokens(prefix=1)
-    (part,) = mixer.parts(x, HW, x)
-    terms = [mixer.local(part)]
+    (inputs,) = mixer.partition_inputs(x, HW, x)
+    terms = [mixer.local(inputs)]
     if mixer.lepe is not None:
-        terms.append(mixer.lepe(part.v, HW, part.channels))
-    expected = mixer.attend(part).detach().clone()
+        terms.append(mixer.lepe(inputs.v, HW, inputs.channels))
+    expected = mixer.attend(inputs).detach().clone()
     for term in terms:
-        # A class token has no neighbours.
+        # A class token has no neighbours on the map.
         if term is not None:
             expected[:, 1:] += term
     expected = mixer.proj(expected)
@@ -99,37 +98,37 @@ def the_output_is_attention_and_local_terms_projected(config: Config) -> None:
     before = x.clone()
     with torch.inference_mode():
         torch.testing.assert_close(mixer(x, HW, x), expected, rtol=1e-10, atol=1e-12)
-    # Without gradients terms are added in place: never to what was handed in.
+    # Without gradients terms are added in place, but never to the input.
     assert torch.equal(x, before)
 
 
 @contract
-def attention_follows_a_permutation_if_it_is_free_of_positions(config: Config) -> None:
+def attention_is_permutation_equivariant_as_declared(config: Config) -> None:
     mixer, x = make(config), tokens()
     order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(2))
-    (part,), (moved,) = mixer.parts(x, HW), mixer.parts(x[:, order], HW)
-    same = torch.allclose(mixer.attend(moved), mixer.attend(part)[:, order], rtol=1e-8, atol=1e-10)
-    assert same == mixer.position_free
+    (inputs,), (permuted,) = mixer.partition_inputs(x, HW), mixer.partition_inputs(x[:, order], HW)
+    same = torch.allclose(mixer.attend(permuted), mixer.attend(inputs)[:, order], rtol=1e-8, atol=1e-10)
+    assert same == mixer.permutation_equivariant
 
 
 @contract
-def images_of_a_batch_do_not_touch_each_other(config: Config) -> None:
-    for options in REGIONS.values():
+def images_of_a_batch_are_independent(config: Config) -> None:
+    for options in WINDOWS.values():
         mixer, x = make(config, **options), tokens(batch=3)
         alone = mixer(x[1:2], HW, x[1:2])
         torch.testing.assert_close(mixer(x, HW, x)[1:2], alone, rtol=1e-8, atol=1e-10)
 
 
 @contract
-def what_is_in_the_padding_changes_no_token(config: Config) -> None:
-    for kind, options in REGIONS.items():
+def padding_has_no_effect(config: Config) -> None:
+    for kind, options in WINDOWS.items():
         mixer, x = make(config, **options), tokens()
         clean = mixer(x, HW, x)
         cotangent = torch.randn_like(clean)
         gradients = torch.autograd.grad(clean, list(mixer.parameters()), cotangent)
         for fill in (1e3, float('nan')):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(regions_module, 'PAD_VALUE', fill)
+                patch.setattr(windows_module, 'PAD_VALUE', fill)
                 dirty = mixer(x, HW, x)
                 torch.testing.assert_close(dirty, clean, rtol=1e-9, atol=1e-10, msg=kind)
                 if fill == fill:
@@ -138,15 +137,15 @@ def what_is_in_the_padding_changes_no_token(config: Config) -> None:
 
 
 @contract
-def bfloat16_is_finite_and_near(config: Config) -> None:
-    # No query of this draw has relu(q) of almost zero, which no kernel that divides could keep near.
+def bfloat16_is_finite_and_accurate(config: Config) -> None:
+    # With this seed no query has relu(q) close to zero, where normalisation by division is ill-conditioned.
     torch.manual_seed(1)
     mixer, x = build_mixer(config, DIM, HEADS), 3 * tokens(prefix=1).float()
     exact = mixer(x, HW, x)
-    (part,) = mixer.parts(x, HW, x)
-    # Scores of both signs sum to almost nothing for some queries. What bfloat16 rounds away decides such a
-    # sum, and the output divided by it: then most queries are near, and the others finite, no more.
-    ill_posed = mixer.normalisation == 'division' and bool((mixer.weights(part) < 0).any())
+    (inputs,) = mixer.partition_inputs(x, HW, x)
+    # Scores of both signs sum to almost zero for some queries, so rounding decides the divisor. Then only
+    # most queries are accurate; the others are finite.
+    ill_posed = mixer.normalisation == 'division' and bool((mixer.weights(inputs) < 0).any())
     with torch.autocast('cpu', torch.bfloat16):
         mixed = mixer(x, HW, x).float()
     mixed.square().mean().backward()
@@ -154,21 +153,21 @@ def bfloat16_is_finite_and_near(config: Config) -> None:
     half = mixer.bfloat16()(x.bfloat16(), HW, x.bfloat16()).float()
     for out in (mixed, half):
         assert out.isfinite().all()
-        apart = (out - exact).norm(dim=-1) / exact.norm(dim=-1)
-        assert apart.median() <= 3e-2
+        error = (out - exact).norm(dim=-1) / exact.norm(dim=-1)
+        assert error.median() <= 3e-2
         assert ill_posed or (out - exact).norm() <= 3e-2 * exact.norm()
 
 
 @contract
-def it_exports(config: Config) -> None:
+def exports(config: Config) -> None:
     for kind, prefix in (('whole map', 1), ('shifted windows', 0)):
-        mixer, x = make(config, **REGIONS[kind]).eval(), tokens(prefix=prefix)
+        mixer, x = make(config, **WINDOWS[kind]).eval(), tokens(prefix=prefix)
         program = torch.export.export(mixer, (x, HW))
         torch.testing.assert_close(program.module()(x, HW), mixer(x, HW), rtol=1e-10, atol=1e-12)
 
 
 @contract
-def every_family_takes_it(config: Config) -> None:
+def every_family_accepts_it(config: Config) -> None:
     for family in FAMILIES:
         torch.manual_seed(0)
         model = build(family, mixers=config)
@@ -183,8 +182,8 @@ def every_family_takes_it(config: Config) -> None:
 
 
 @contract
-def twice_the_tokens_cost_twice_or_four_times_as_much(config: Config) -> None:
-    """Counted on shapes alone, so that maps can be large enough for constant costs to vanish."""
+def cost_is_linear_or_quadratic_as_declared(config: Config) -> None:
+    """Counted on the meta device, so that maps can be large enough to hide constant costs."""
     with torch.device('meta'):
         mixer = build_mixer(config, DIM, HEADS)
         costs = []
@@ -193,11 +192,11 @@ def twice_the_tokens_cost_twice_or_four_times_as_much(config: Config) -> None:
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 mixer(x, hw, x)
             costs.append(counter.get_total_flops())
-    assert costs[1] / costs[0] == pytest.approx(2 if mixer.linear_cost else 4, rel=0.05)
+    assert costs[1] / costs[0] == pytest.approx(2 if mixer.is_linear else 4, rel=0.05)
 
 
 def run_contract(config: Config) -> None:
-    """All checks on one mixer that is registered already."""
+    """Run all checks on one registered mixer."""
     assert config['type'] in MIXERS
     for check in CHECKS.values():
         check(config)

@@ -1,4 +1,4 @@
-"""A small model of each family, and its registered twin's name."""
+"""A small model of each family, by the name it is registered under."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every family compiles as one graph, for images of changing size."""
+"""Every family compiles to one graph with dynamic image sizes."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ SMALL = {
     'InLineDeiT': {'embed_dims': 8, 'depth': 1, 'num_heads': 2},
     'InLinePVT': STAGE,
     'InLineSwin': {**STAGE, 'depths': (2,), 'inline_depths': (1,)},
-    # InLine, then a stage of stripes.
+    # A stage with InLine and a stage with stripes.
     'InLineCSwin': {
         'embed_dims': (8, 16),
         'depths': (1, 1),
@@ -23,12 +23,12 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
-def test_a_family_compiles_without_graph_breaks_for_any_size(family: str) -> None:
+def test_family_compiles_without_graph_breaks(family: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     arch = SMALL[family]
     model = build(family, arch=arch, out_indices=(len(arch.get('depths', (1,))) - 1,))
-    # Tracing is what breaks; what a compiler makes of the graph is not ours.
+    # The eager backend checks tracing only, which is the part that can break.
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend='eager')
     for size in ((2, 3, 128, 96), (3, 3, 160, 96)):
         image = torch.randn(size)

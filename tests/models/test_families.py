@@ -1,12 +1,12 @@
-"""What every family must do, whatever its attention."""
+"""Tests that hold for every family, with any attention."""
 
 import csv
 
 import pytest
 import torch
 
-from inline.errors import UserError
-from inline.official.catalogue import OFFICIAL, OfficialModel
+from inline.checkpoints.official import OFFICIAL, OfficialModel
+from inline.utils.errors import UserError
 from tests.conftest import ROOT
 from tests.models.families import FAMILIES, build
 from tools.make_model_table import OUT, table_row
@@ -17,17 +17,18 @@ with OUT.open(newline='') as _file:
     MEASURED = list(csv.reader(_file))
 EVERY = pytest.mark.parametrize('family', FAMILIES)
 MIXES = {
-    'own': None,
+    'default': None,
     'inline': {'type': 'InLine'},
     'softmax': {'type': 'Softmax'},
     'windows': {'type': 'InLine', 'window_size': 3},
-    'cut windows': {'type': 'InLine', 'window_size': 3, 'wrap': False},
+    'shifted windows without wrap': {'type': 'InLine', 'window_size': 3, 'wrap': False},
     'stripes': {'type': 'InLine', 'split_size': 3},
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', OFFICIAL.values(), ids=lambda model: model.name)
-def test_parameters_and_multiply_adds_are_the_papers_and_the_readmes(model: OfficialModel) -> None:
+def test_parameters_and_multiply_adds_match_paper_and_results(model: OfficialModel) -> None:
     row = table_row(model)
     paper = PAPER[model.title, str(model.img_size)]
     assert row[4] == paper['params_m']
@@ -35,12 +36,13 @@ def test_parameters_and_multiply_adds_are_the_papers_and_the_readmes(model: Offi
     assert row in MEASURED
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize('mix', MIXES)
 @pytest.mark.parametrize(('height', 'width'), [(32, 32), (33, 47), (130, 70), (32, 200)])
-def test_any_mix_takes_any_size(family: str, mix: str, height: int, width: int) -> None:
-    if family == 'InLineDeiT' and mix in ('windows', 'cut windows', 'stripes'):
-        with pytest.raises(UserError, match='no place for a class token'):
+def test_any_mixers_accept_any_image_size(family: str, mix: str, height: int, width: int) -> None:
+    if family == 'InLineDeiT' and mix in ('windows', 'shifted windows without wrap', 'stripes'):
+        with pytest.raises(UserError, match='do not support a class token'):
             build(family, mixers=MIXES[mix])(torch.zeros(1, 3, height, width))
         return
     torch.manual_seed(0)
@@ -57,14 +59,14 @@ def test_any_mix_takes_any_size(family: str, mix: str, height: int, width: int) 
 
 
 @EVERY
-def test_an_image_of_a_detector_passes(family: str) -> None:
+def test_image_of_detection_size(family: str) -> None:
     with torch.no_grad():
         out = build(family)(torch.zeros(1, 3, 800, 1333))[-1]
     assert out.shape[2:] == ((50, 84) if family == 'InLineDeiT' else (25, 42))
 
 
 @EVERY
-def test_images_of_a_batch_do_not_touch_each_other(family: str) -> None:
+def test_images_of_a_batch_are_independent(family: str) -> None:
     torch.manual_seed(0)
     model = build(family).double().eval()
     x = torch.randn(3, 3, 40, 72, dtype=torch.float64)
@@ -73,7 +75,7 @@ def test_images_of_a_batch_do_not_touch_each_other(family: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize('mix', ['own', 'softmax'])
+@pytest.mark.parametrize('mix', ['default', 'softmax'])
 def test_gradient_checkpointing_gives_the_same_gradients(family: str, mix: str) -> None:
     results = []
     for with_cp in (False, True):
@@ -92,7 +94,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: str, mix: str) 
 def test_bfloat16_gives_finite_losses_and_gradients(family: str) -> None:
     torch.manual_seed(0)
     model = build(family).train()
-    # Large inputs: what overflows would do so here.
+    # Large inputs, to provoke overflows.
     with torch.autocast('cpu', torch.bfloat16):
         loss = sum(out.float().square().mean() for out in model(20 * torch.randn(2, 3, 72, 104)))
     loss.backward()
@@ -102,8 +104,8 @@ def test_bfloat16_gives_finite_losses_and_gradients(family: str) -> None:
 
 
 @EVERY
-def test_weights_of_64_pixels_are_fine_tuned_at_96(family: str) -> None:
-    """Tables are resized, all else is as it was, and a step of training lowers the loss."""
+def test_fine_tuning_at_another_resolution(family: str) -> None:
+    """Tables are interpolated, other weights are unchanged, and training lowers the loss."""
     torch.manual_seed(0)
     small, large = build(family, img_size=64), build(family, img_size=96)
     large.load_state_dict(small.state_dict())
@@ -114,7 +116,7 @@ def test_weights_of_64_pixels_are_fine_tuned_at_96(family: str) -> None:
         else:
             resized += 1
             assert 'position.weight' in name
-            # Values of the resized table stay near those it came from.
+            # Interpolation keeps the range of the values.
             assert after.abs().max() <= 2 * before.abs().max()
     assert resized or family == 'InLineCSwin'
     x, target = torch.randn(4, 3, 96, 96), torch.randn(4)
@@ -155,12 +157,12 @@ def test_mixers_can_differ_by_block(family: str) -> None:
             {'mixers': {'type': 'Softmax', 'window_size': None}},
             'relative_position needs a window_size',
         ),
-        ('InLineSwin', {'mixers': {'type': 'Softmax', 'sr_ratio': 2}}, 'sr_ratio 2: .* whole map only'),
+        ('InLineSwin', {'mixers': {'type': 'Softmax', 'sr_ratio': 2}}, 'sr_ratio 2: not supported'),
         (
             'InLineCSwin',
             {'arch': {'embed_dims': (6, 12, 24, 48), 'depths': (1, 1, 1, 1), 'num_heads': (3, 3, 3, 3)},
              'mixers': {'type': 'Softmax'}},
-            'stripes need an even number of heads: there are 3',
+            'num_heads 3: stripes need an even number of heads',
         ),
         (
             'InLineCSwin',
@@ -170,13 +172,13 @@ def test_mixers_can_differ_by_block(family: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_bad_arguments_say_the_value_and_what_is_allowed(family: str, options: dict, message: str) -> None:
+def test_invalid_arguments(family: str, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(family, **options)
 
 
 @EVERY
-def test_layer_depths_grow_from_the_image_to_the_output(family: str) -> None:
+def test_layer_depths_increase_from_input_to_output(family: str) -> None:
     model = build(family)
     depths = {
         name: model.get_layer_depth(f'backbone.{name}', 'backbone.') for name, _ in model.named_parameters()

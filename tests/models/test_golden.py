@@ -1,6 +1,6 @@
-"""Every stage and the logits against what the authors' code gave, for their own weights.
+"""Stage outputs and logits against those of the authors' code with the same weights.
 
-With INLINE_GOLDEN_DIR set, the files of that folder are checked as well.
+If INLINE_GOLDEN_DIR is set, the files of that folder are checked as well.
 """
 
 import json
@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inline.official.catalogue import FAMILIES
-from inline.official.keys import rename
+from inline.checkpoints.official import FAMILIES, rename_keys
 
 OWN = Path(__file__).parents[1] / 'data' / 'golden'
 FOLDERS = [OWN, *([Path(os.environ['INLINE_GOLDEN_DIR'])] if os.environ.get('INLINE_GOLDEN_DIR') else [])]
@@ -23,7 +22,7 @@ Meta = dict[str, Any]
 
 
 def mixers_of(meta: Meta, depths: list[int], inline: list[dict], softmax: list[dict]) -> list[list[dict]]:
-    """A mixer for each block out of the authors' letters: I, S, or M for both, the number of I after them."""
+    """Return mixer configs per block from the authors' code: I, S, or M for mixed with the number of I."""
     letters = meta.get('attn_type') or 'IIII'
     mixed = int(letters[4:] or 0)
     counts = [{'I': depth, 'S': 0, 'M': mixed}[letters[i]] for i, depth in enumerate(depths)]
@@ -78,7 +77,7 @@ def describe_deit(meta: Meta) -> Meta:
     return {'arch': arch, 'img_size': meta['img_size'], 'mixers': mixer}
 
 
-# The arguments by which a family makes the model of a file.
+# Convert the metadata of a golden file to the arguments of the backbone.
 DESCRIBED = {'pvt': describe_pvt, 'swin': describe_swin, 'cswin': describe_cswin, 'deit': describe_deit}
 OPTIONS: dict[str, Meta] = {
     'swin': {'out_indices': (3,)},
@@ -88,7 +87,7 @@ OPTIONS: dict[str, Meta] = {
 
 
 def compute(path: Path, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
-    """For each output of the file, ours and theirs."""
+    """Return our output and the golden one for each output of the file."""
     golden = np.load(path)
     meta = json.loads(bytes(golden['meta']))
     theirs = {key[2:]: torch.from_numpy(golden[key]) for key in golden if key.startswith('w/')}
@@ -96,7 +95,7 @@ def compute(path: Path, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
     head = [theirs.pop('head.weight'), theirs.pop('head.bias')]
     family = meta['family']
     model = FAMILIES[family](**DESCRIBED[family](meta), **OPTIONS.get(family, {})).to(dtype).eval()
-    model.load_state_dict(rename(theirs, model.state_dict()))
+    model.load_state_dict(rename_keys(theirs, model.state_dict()))
     tokens: dict[str, Tensor] = {}
 
     def keep(name: str, block: nn.Module) -> None:
@@ -117,19 +116,19 @@ def compute(path: Path, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
-def test_outputs_agree_with_the_authors_code_in_float64(path: Path) -> None:
+def test_outputs_match_the_authors_code_in_float64(path: Path) -> None:
     for name, (ours, theirs) in compute(path, torch.float64).items():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9, msg=lambda m, name=name: f'{name}: {m}')
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
-def test_outputs_agree_with_the_authors_code_in_float32(path: Path) -> None:
+def test_outputs_match_the_authors_code_in_float32(path: Path) -> None:
     for name, (ours, theirs) in compute(path, torch.float32).items():
         torch.testing.assert_close(
             ours.double(), theirs, rtol=0, atol=1e-5, msg=lambda m, name=name: f'{name}: {m}'
         )
 
 
-def test_every_family_is_there() -> None:
+def test_every_family_has_a_golden_file() -> None:
     families = {json.loads(bytes(np.load(path)['meta']))['family'] for path in OWN.glob('*.npz')}
     assert families == set(DESCRIBED)

@@ -1,4 +1,4 @@
-"""InLine's mixer by both of its ways: through queries and keys, and without them where tokens are many."""
+"""The InLine mixer on both code paths: with queries and keys, and from the tokens where they are many."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from inline.models.mixers import InLineMixer
 from inline.ops import inline_attention_naive, local_residual_naive
 
 HW = (6, 12)
-# 72 tokens, 36 in a window, 18 or 36 in a stripe: enough for 8 channels each.
+# 72 tokens, 36 per window, 18 or 36 per stripe: enough for the fast path with 8 channels.
 FAST: dict[str, dict[str, Any]] = {
     'whole map': {},
     'no bias': {'qkv_bias': False},
@@ -22,10 +22,10 @@ FAST: dict[str, dict[str, Any]] = {
     'position term': {'lepe': True},
     'no residual': {'residual': False},
 }
-# Through queries and keys, whatever the number of tokens.
+# These need queries and keys for any number of tokens.
 SLOW: dict[str, dict[str, Any]] = {
     'relu': {'kernel': 'relu'},
-    'divided': {'injective': False, 'kernel': 'elu'},
+    'division': {'injective': False, 'kernel': 'elu'},
     'padded windows': {'window_size': 5},
 }
 
@@ -44,40 +44,38 @@ def tokens(hw: tuple[int, int] = HW, prefix: int = 0) -> Tensor:
 
 
 def naive_forward(mixer: InLineMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
-    """All weights written out, and neighbours one by one; queries and keys are made from the start."""
+    """Compute the mixer with the naive ops, from explicit queries and keys."""
     q, k, v = mixer.qkv(x).chunk(3, dim=-1)
-    kinds = mixer.regions(x, hw)
-    width = x.shape[-1] // len(kinds)
+    partitions = mixer.window_partitions(x, hw)
+    width = x.shape[-1] // len(partitions)
     outs = []
-    for i, regions in enumerate(kinds):
+    for i, windows in enumerate(partitions):
         channels = slice(i * width, (i + 1) * width)
-        heads = mixer.num_heads // len(kinds)
-        cut = [regions.cut(t[..., channels]) for t in (q, k, v)]
-        own = [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in cut]
-        out = inline_attention_naive(*own).transpose(1, 2).flatten(2)
+        heads = mixer.num_heads // len(partitions)
+        own = [windows.partition(t[..., channels]) for t in (q, k, v)]
+        qkv = [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in own]
+        out = inline_attention_naive(*qkv).transpose(1, 2).flatten(2)
         if mixer.residual is not None:
-            kernels = mixer.residual(regions.cut(x).mean(dim=1))[:, channels]
-            local = local_residual_naive(cut[2], kernels, regions.window)
+            kernels = mixer.residual(windows.partition(x).mean(dim=1))[:, channels]
+            local = local_residual_naive(own[2], kernels, windows.window)
             out = out + F.pad(local, (0, 0, out.shape[1] - local.shape[1], 0))
         if mixer.lepe is not None:
-            lepe = mixer.lepe(cut[2], regions.window, channels)
+            lepe = mixer.lepe(own[2], windows.window, channels)
             out = out + F.pad(lepe, (0, 0, out.shape[1] - lepe.shape[1], 0))
-        outs.append(regions.join(out))
+        outs.append(windows.reverse(out))
     return mixer.proj(torch.cat(outs, dim=-1))
 
 
 @pytest.mark.parametrize('prefix', [0, 1])
 @pytest.mark.parametrize('kind', FAST)
 @pytest.mark.parametrize('hw', [HW, (12, 6), (1, 3)])
-def test_outputs_and_gradients_are_those_of_the_naive_twins(
-    hw: tuple[int, int], kind: str, prefix: int
-) -> None:
-    """On maps of many tokens and of few, which go different ways."""
+def test_outputs_and_gradients_match_the_naive_ops(hw: tuple[int, int], kind: str, prefix: int) -> None:
+    """On maps with many and with few tokens, which take different code paths."""
     mixer = make(**FAST[kind])
-    whole = mixer.window_size is None and mixer.split_size is None
+    full_map = mixer.window_size is None and mixer.split_size is None
     results = []
     for forward in (mixer, lambda *args: naive_forward(mixer, *args)):
-        x = tokens(hw, prefix if whole else 0).requires_grad_()
+        x = tokens(hw, prefix if full_map else 0).requires_grad_()
         out = forward(x, hw)
         cotangent = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(2))
         results.append((out, *torch.autograd.grad(out, [x, *mixer.parameters()], cotangent)))
@@ -86,30 +84,30 @@ def test_outputs_and_gradients_are_those_of_the_naive_twins(
 
 
 @pytest.mark.parametrize('kind', [*FAST, *SLOW])
-def test_queries_and_keys_are_made_only_where_they_are_needed(kind: str) -> None:
+def test_queries_and_keys_are_computed_only_where_needed(kind: str) -> None:
     mixer = make(**{**FAST, **SLOW}[kind])
-    asked = []
-    for part in mixer.parts(tokens(), HW):
-        counted = replace(part, make_qk=lambda part=part: asked.append(1) or part.make_qk())
+    calls = []
+    for inputs in mixer.partition_inputs(tokens(), HW):
+        counted = replace(inputs, make_qk=lambda inputs=inputs: calls.append(1) or inputs.make_qk())
         mixer.attend(counted)
         mixer.local(counted)
-    assert bool(asked) == (kind in SLOW)
+    assert bool(calls) == (kind in SLOW)
 
 
 @pytest.mark.parametrize(('hw', 'prefix'), [(HW, 0), (HW, 1), ((2, 3), 0)])
-def test_the_values_of_a_part_may_be_others(hw: tuple[int, int], prefix: int) -> None:
-    """What attends applies its weights to the values that it is given, whether it needs keys or not."""
+def test_attend_applies_the_weights_to_replaced_values(hw: tuple[int, int], prefix: int) -> None:
+    """On both code paths, attend() uses the values of its inputs."""
     mixer = make()
-    (part,) = mixer.parts(tokens(hw, prefix), hw)
-    other = replace(part, v=torch.randn_like(part.v))
-    expected = (mixer.weights(part) @ other.heads()[2]).transpose(1, 2).flatten(2)
+    (inputs,) = mixer.partition_inputs(tokens(hw, prefix), hw)
+    other = replace(inputs, v=torch.randn_like(inputs.v))
+    expected = (mixer.weights(inputs) @ other.heads()[2]).transpose(1, 2).flatten(2)
     torch.testing.assert_close(mixer.attend(other), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_an_attend_in_its_place_is_not_passed_by() -> None:
-    """That is how masking changes the attention of a model."""
+def test_instance_level_attend_is_used() -> None:
+    """Masked analysis replaces attend() this way."""
     mixer, x = make(residual=False), tokens()
-    with mock.patch.object(mixer, 'attend', lambda part: torch.zeros_like(part.v)):
+    with mock.patch.object(mixer, 'attend', lambda inputs: torch.zeros_like(inputs.v)):
         torch.testing.assert_close(mixer(x, HW), mixer.proj.bias.expand_as(x))
 
 
@@ -119,15 +117,15 @@ def test_half_precision_on_a_large_image(kernel: str, dtype: torch.dtype) -> Non
     """65,536 tokens are an image of 1024×1024 at stride 4; a sum over them would overflow float16."""
     torch.manual_seed(0)
     mixer, hw = InLineMixer(16, 2, kernel=kernel), (256, 256)
-    # Means as large as the spread, at which a difference of rounded products would be wrong.
+    # Means as large as the spread, where a difference of rounded products would be inaccurate.
     x = 2 * torch.randn(1, hw[0] * hw[1], 16) + 2
     with torch.no_grad():
         exact = mixer(x, hw)
         with torch.autocast('cpu', dtype):
-            (part,) = mixer.parts(x, hw)
-            attended, out = mixer.attend(part).float(), mixer(x, hw).float()
-        (part,) = mixer.parts(x, hw)
-        exact_attended = mixer.attend(part)
+            (inputs,) = mixer.partition_inputs(x, hw)
+            attended, out = mixer.attend(inputs).float(), mixer(x, hw).float()
+        (inputs,) = mixer.partition_inputs(x, hw)
+        exact_attended = mixer.attend(inputs)
     for ours, expected in ((out, exact), (attended, exact_attended)):
         assert ours.isfinite().all()
         assert (ours - expected).norm() <= 1e-2 * expected.norm()

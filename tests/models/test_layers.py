@@ -1,11 +1,14 @@
+"""Layers: drop path, patch embedding, MLP."""
+
 import pytest
 import torch
 
-from inline.models.layers import DropPath, Mlp, PatchEmbed, drop_path_rates
-from inline.models.layers import mlp as mlp_module
+from inline.models import block as block_module
+from inline.models.block import DropPath, Mlp, drop_path_rates
+from inline.models.layers import PatchEmbed
 
 
-def test_drop_path_keeps_the_mean_and_drops_whole_images() -> None:
+def test_drop_path_preserves_the_mean_and_drops_images() -> None:
     torch.manual_seed(0)
     out = DropPath(0.25).train()(torch.ones(4000, 3, 2))
     images = out[:, 0, 0]
@@ -14,12 +17,12 @@ def test_drop_path_keeps_the_mean_and_drops_whole_images() -> None:
     assert images.mean().item() == pytest.approx(1, abs=0.05)
 
 
-def test_drop_path_rates_by_hand() -> None:
+def test_drop_path_rates_grow_linearly() -> None:
     assert drop_path_rates(0.3, (1, 2, 1)) == [[0.0], pytest.approx([0.1, 0.2]), [pytest.approx(0.3)]]
     assert drop_path_rates(0.3, (1,)) == [[0.0]]
 
 
-def test_patch_embed_pads_with_zeros_below_and_on_the_right() -> None:
+def test_patch_embed_zero_pads_bottom_and_right() -> None:
     embed = PatchEmbed(3, 5, patch_size=4)
     x = torch.randn(1, 3, 6, 9)
     tokens, hw = embed(x)
@@ -30,16 +33,17 @@ def test_patch_embed_pads_with_zeros_below_and_on_the_right() -> None:
 
 
 @pytest.mark.parametrize('limit', [0, 40, 10**9])
-def test_an_mlp_in_slices_gives_what_it_gives_at_once(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """13 tokens of 8 hidden numbers, in slices of 3 tokens, of 5, or whole."""
+def test_chunked_mlp_matches_unchunked(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """13 tokens with 8 hidden channels, in chunks of 3 tokens, of 5, or at once."""
     torch.manual_seed(0)
     mlp, x = Mlp(4, 8).double(), torch.randn(1, 13, 4, dtype=torch.float64)
-    # With gradients it is never sliced.
+    # With gradients it is never chunked.
     expected = mlp(x)
-    monkeypatch.setattr(mlp_module, 'MANY', limit)
-    monkeypatch.setattr(mlp_module, 'SLICE', 24 if limit == 0 else 40)
+    monkeypatch.setattr(block_module, 'CHUNK_ABOVE', limit)
+    monkeypatch.setattr(block_module, 'CHUNK_SIZE', 24 if limit == 0 else 40)
     calls: list[int] = []
-    mlp.fc1.register_forward_hook(lambda _module, args, _out: calls.append(args[0].shape[-2]))
+    gelu = torch.nn.functional.gelu
+    monkeypatch.setattr(block_module.F, 'gelu', lambda x: calls.append(x.shape[-2]) or gelu(x))
     with torch.no_grad():
         torch.testing.assert_close(mlp(x), expected, rtol=1e-12, atol=1e-12)
     assert calls == {0: [3, 3, 3, 3, 1], 40: [5, 5, 3], 10**9: [13]}[limit]

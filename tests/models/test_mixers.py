@@ -1,4 +1,4 @@
-"""Mixers in windows and stripes against a loop over the regions; and padding that must not matter."""
+"""Mixers in windows and stripes against a loop over the windows; options and their errors."""
 
 import inspect
 
@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.errors import UserError
-from inline.models.layers import regions as regions_module
-from inline.models.layers import square_windows, stripes
+from inline.models.layers import stripes, swin_windows
+from inline.models.layers import windows as windows_module
 from inline.models.mixers import (
     AttentionMixer,
     FLattenMixer,
@@ -21,6 +20,7 @@ from inline.models.mixers import (
     build_mixer,
 )
 from inline.ops import inline_attention_naive, local_residual_naive, softmax_attention_naive
+from inline.utils.errors import UserError
 from tests.models.families import FAMILIES, build
 
 HW = (9, 13)
@@ -33,13 +33,13 @@ def tokens(channels: int = 8, hw: tuple[int, int] = HW) -> Tensor:
 
 
 def window_rows(hw: tuple[int, int], window: int, shift: int) -> list[list[int]]:
-    """The tokens of each part of shifted windows that are cut off at the border, found one by one."""
-    parts: dict[tuple[int, int], list[int]] = {}
+    """Return the tokens of each shifted window that is cut off at the border, found one by one."""
+    windows: dict[tuple[int, int], list[int]] = {}
     for y in range(hw[0]):
         for x in range(hw[1]):
             key = (-(-(y + 1 - shift) // window), -(-(x + 1 - shift) // window))
-            parts.setdefault(key, []).append(y * hw[1] + x)
-    return list(parts.values())
+            windows.setdefault(key, []).append(y * hw[1] + x)
+    return list(windows.values())
 
 
 def heads(x: Tensor, count: int) -> Tensor:
@@ -47,8 +47,8 @@ def heads(x: Tensor, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize('shift', [False, True])
-def test_inline_windows_that_do_not_wrap_are_statistics_of_each_region(shift: bool) -> None:
-    """Means, covariances, mean tokens and neighbours of one region, with the naive ops."""
+def test_inline_windows_without_wrap_match_a_loop_over_windows(shift: bool) -> None:
+    """Means, covariances, mean tokens and neighbours are those of one window, with the naive ops."""
     torch.manual_seed(0)
     mixer = InLineMixer(8, 2, window_size=4, shift=shift, wrap=False).double()
     x = tokens()
@@ -64,7 +64,7 @@ def test_inline_windows_that_do_not_wrap_are_statistics_of_each_region(shift: bo
 
 
 @pytest.mark.parametrize('shift', [False, True])
-def test_softmax_windows_see_their_region_only(shift: bool) -> None:
+def test_softmax_windows_match_a_loop_over_windows(shift: bool) -> None:
     torch.manual_seed(0)
     mixer = SoftmaxMixer(8, 2, window_size=4, shift=shift, relative_position=True).double()
     torch.nn.init.normal_(mixer.position.weight)
@@ -89,15 +89,16 @@ def test_softmax_stripes_with_lepe(split: int) -> None:
     x = tokens()
     q, k, v = mixer.qkv(x).chunk(3, dim=-1)
     expected = torch.zeros_like(x)
-    upright = [
-        [y * HW[1] + x for y in range(HW[0]) for x in range(HW[1]) if x // split == part]
-        for part in range(13)
+    vertical = [
+        [y * HW[1] + x for y in range(HW[0]) for x in range(HW[1]) if x // split == stripe]
+        for stripe in range(13)
     ]
-    level = [
-        [y * HW[1] + x for y in range(HW[0]) for x in range(HW[1]) if y // split == part] for part in range(9)
+    horizontal = [
+        [y * HW[1] + x for y in range(HW[0]) for x in range(HW[1]) if y // split == stripe]
+        for stripe in range(9)
     ]
-    for channels, parts in ((slice(0, 4), upright), (slice(4, 8), level)):
-        for rows in filter(None, parts):
+    for channels, windows in ((slice(0, 4), vertical), (slice(4, 8), horizontal)):
+        for rows in filter(None, windows):
             ys, xs = {row // HW[1] for row in rows}, {row % HW[1] for row in rows}
             own = [heads(t[:, rows, channels], 2) for t in (q, k, v)]
             kernel = mixer.lepe.conv.weight[channels].reshape(1, 4, 9).expand(2, -1, -1)
@@ -110,30 +111,30 @@ def test_softmax_stripes_with_lepe(split: int) -> None:
 MIXERS = {
     'inline windows': lambda: InLineMixer(8, 2, window_size=4),
     'inline shifted': lambda: InLineMixer(8, 2, window_size=4, shift=True),
-    'inline cut': lambda: InLineMixer(8, 2, window_size=4, shift=True, wrap=False),
-    'inline divided': lambda: InLineMixer(8, 2, window_size=4, injective=False, kernel='elu'),
+    'inline without wrap': lambda: InLineMixer(8, 2, window_size=4, shift=True, wrap=False),
+    'inline by division': lambda: InLineMixer(8, 2, window_size=4, injective=False, kernel='elu'),
     'inline affine': lambda: InLineMixer(8, 2, window_size=4, shift=True, kernel='affine_relu'),
     'linear affine': lambda: LinearMixer(8, 2, window_size=4, kernel='affine_relu'),
     'linear signed': lambda: LinearMixer(8, 2, split_size=4, kernel='leaky_relu'),
     'inline stripes': lambda: InLineMixer(8, 2, split_size=4, lepe=True, kernel='exp'),
     'softmax windows': lambda: SoftmaxMixer(8, 2, window_size=4, relative_position=True),
     'softmax shifted': lambda: SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True),
-    'softmax cut': lambda: SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True, wrap=False),
+    'softmax without wrap': lambda: SoftmaxMixer(
+        8, 2, window_size=4, shift=True, relative_position=True, wrap=False
+    ),
     'softmax stripes': lambda: SoftmaxMixer(8, 2, split_size=4, lepe=True),
 }
 
 
 @pytest.mark.parametrize('fill', [float('nan'), 1e3])
 @pytest.mark.parametrize('kind', MIXERS)
-def test_what_is_in_the_padding_changes_no_token(
-    kind: str, fill: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_has_no_effect(kind: str, fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     mixer, x = MIXERS[kind]().double(), tokens()
     clean = mixer(x, HW)
     cotangent = torch.randn_like(clean)
     gradients = torch.autograd.grad(clean, list(mixer.parameters()), cotangent)
-    monkeypatch.setattr(regions_module, 'PAD_VALUE', fill)
+    monkeypatch.setattr(windows_module, 'PAD_VALUE', fill)
     dirty = mixer(x, HW)
     torch.testing.assert_close(dirty, clean, rtol=0, atol=1e-12)
     if fill == fill:
@@ -141,47 +142,46 @@ def test_what_is_in_the_padding_changes_no_token(
         torch.testing.assert_close(dirty_gradients, gradients, rtol=0, atol=1e-12)
 
 
-def test_the_padding_was_there() -> None:
-    """Else the test above would prove nothing."""
+def test_windows_of_the_test_above_are_padded() -> None:
     device = torch.device('cpu')
-    assert square_windows(HW, 4, shifted=True).key_mask(1, device) is not None
-    assert all(part.key_mask(1, device) is not None for part in stripes(HW, 4))
+    assert swin_windows(HW, 4, shifted=True).key_mask(1, device) is not None
+    assert all(windows.key_mask(1, device) is not None for windows in stripes(HW, 4))
 
 
-def test_the_mean_before_the_norm_is_of_the_whole_map() -> None:
+def test_mean_before_norm_is_the_mean_of_the_map() -> None:
     torch.manual_seed(0)
     mixer = InLineMixer(8, 2, mean_before_norm=True, split_size=3).double()
-    x, unnormed = tokens(), tokens() ** 2
-    out = mixer(x, HW, unnormed)
-    # Any order of the tokens has the same mean; another mean gives another output.
-    torch.testing.assert_close(out, mixer(x, HW, unnormed.flip(1)))
-    assert not torch.allclose(out, mixer(x, HW, unnormed + 1))
+    x, prenorm_x = tokens(), tokens() ** 2
+    out = mixer(x, HW, prenorm_x)
+    # Reordered tokens have the same mean; another mean changes the output.
+    torch.testing.assert_close(out, mixer(x, HW, prenorm_x.flip(1)))
+    assert not torch.allclose(out, mixer(x, HW, prenorm_x + 1))
 
 
 @pytest.mark.parametrize('queries', [slice(None), slice(3, 7)])
 @pytest.mark.parametrize('kind', MIXERS)
-def test_weights_are_those_that_the_mixer_applies(kind: str, queries: slice) -> None:
+def test_weights_applied_to_values_give_attend(kind: str, queries: slice) -> None:
     torch.manual_seed(0)
     mixer, x = MIXERS[kind]().double(), tokens()
-    for part in mixer.parts(x, HW):
-        weights = mixer.weights(part, queries)
-        attended = (weights @ part.heads()[2]).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(attended, mixer.attend(part)[:, queries], rtol=1e-10, atol=1e-12)
-        # What divides moves its divisor a little away from zero, and gives nothing where nothing matches.
+    for inputs in mixer.partition_inputs(x, HW):
+        weights = mixer.weights(inputs, queries)
+        attended = (weights @ inputs.heads()[2]).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(attended, mixer.attend(inputs)[:, queries], rtol=1e-10, atol=1e-12)
+        # Normalisation by division adds an epsilon, and gives 0 where no key matches.
         if isinstance(mixer, SoftmaxMixer) or getattr(mixer, 'injective', False):
             torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=x.dtype))
 
 
-def test_softmax_sees_the_same_tokens_whether_windows_wrap_or_not() -> None:
+def test_softmax_attends_to_the_same_tokens_with_and_without_wrap() -> None:
     torch.manual_seed(0)
     wrapped = SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True).double()
-    cut = SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True, wrap=False).double()
+    unwrapped = SoftmaxMixer(8, 2, window_size=4, shift=True, relative_position=True, wrap=False).double()
     torch.nn.init.normal_(wrapped.position.weight)
-    cut.load_state_dict(wrapped.state_dict())
-    torch.testing.assert_close(cut(tokens(), HW), wrapped(tokens(), HW), rtol=1e-10, atol=1e-12)
+    unwrapped.load_state_dict(wrapped.state_dict())
+    torch.testing.assert_close(unwrapped(tokens(), HW), wrapped(tokens(), HW), rtol=1e-10, atol=1e-12)
 
 
-def test_inline_with_both_parts_switched_off_is_plain_linear_attention() -> None:
+def test_inline_with_everything_switched_off_is_plain_linear_attention() -> None:
     torch.manual_seed(0)
     ours = InLineMixer(8, 2, kernel='relu', injective=False, residual=False).double()
     plain = LinearMixer(8, 2).double()
@@ -190,7 +190,7 @@ def test_inline_with_both_parts_switched_off_is_plain_linear_attention() -> None
 
 
 @pytest.mark.parametrize('kind', [InLineMixer, LinearMixer])
-def test_the_affine_kernel_begins_as_relu_and_is_one_function_for_all_heads(kind: type) -> None:
+def test_affine_kernel_starts_as_relu_and_is_shared_by_all_heads(kind: type) -> None:
     torch.manual_seed(0)
     affine, relu = (kind(8, 2, kernel=name).double() for name in ('affine_relu', 'relu'))
     relu.load_state_dict({k: v for k, v in affine.state_dict().items() if not k.startswith('kernel.')})
@@ -201,17 +201,19 @@ def test_the_affine_kernel_begins_as_relu_and_is_one_function_for_all_heads(kind
     }
     torch.nn.init.normal_(affine.kernel.weight)
     torch.nn.init.normal_(affine.kernel.bias)
-    part = next(affine.parts(tokens(), HW))
-    q, k = (torch.relu(heads(t, 2) @ affine.kernel.weight.T + affine.kernel.bias) for t in (part.q, part.k))
+    inputs = next(affine.partition_inputs(tokens(), HW))
+    q, k = (
+        torch.relu(heads(t, 2) @ affine.kernel.weight.T + affine.kernel.bias) for t in (inputs.q, inputs.k)
+    )
     scores = q @ k.transpose(-2, -1)
     if kind is LinearMixer:
         expected = scores / (scores.sum(dim=-1, keepdim=True) + 117e-6)
     else:
         expected = (0.5 * (scores - scores.mean(dim=-1, keepdim=True)) + 1) / 117
-    torch.testing.assert_close(affine.weights(part), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(affine.weights(inputs), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_an_unknown_option_is_answered_with_all_that_a_mixer_takes() -> None:
+def test_unknown_option_lists_the_options() -> None:
     with pytest.raises(UserError) as error:
         build_mixer({'type': 'Linear', 'window': 4}, 8, 2)
     assert str(error.value) == (
@@ -220,25 +222,25 @@ def test_an_unknown_option_is_answered_with_all_that_a_mixer_takes() -> None:
     )
 
 
-def test_every_option_of_the_base_class_can_be_handed_on() -> None:
+def test_mixer_options_match_the_base_class() -> None:
     parameters = list(inspect.signature(AttentionMixer).parameters)
     assert parameters == ['dim', 'num_heads', *MixerOptions.__annotations__]
 
 
 @pytest.mark.parametrize('kind', ['InLine', 'Linear'])
-def test_an_unknown_kernel_is_answered_with_those_there_are(kind: str) -> None:
+def test_unknown_kernel_lists_the_kernels(kind: str) -> None:
     allowed = 'identity, relu, leaky_relu, exp, elu, affine_relu'
     with pytest.raises(UserError, match=f"unknown kernel 'cos': choose one of {allowed}"):
         build_mixer({'type': kind, 'kernel': 'cos'}, 8, 2)
 
 
 @pytest.mark.parametrize('split', [None, 3])
-def test_the_convolution_of_flatten_has_a_kernel_per_channel_that_heads_share(split: int | None) -> None:
+def test_flatten_convolution_has_a_kernel_per_channel_shared_by_heads(split: int | None) -> None:
     torch.manual_seed(0)
     mixer, x = FLattenMixer(8, 4, split_size=split).double(), tokens()
-    for part in mixer.parts(x, HW):
-        local, side = mixer.local(part), part.hw
-        own = part.v.transpose(1, 2).unflatten(2, side)
+    for inputs in mixer.partition_inputs(x, HW):
+        local, side = mixer.local(inputs), inputs.hw
+        own = inputs.v.transpose(1, 2).unflatten(2, side)
         for channel in range(own.shape[1]):
             # Channel 0 of each head of 2 channels has kernel 0, channel 1 kernel 1.
             weight, bias = mixer.conv.weight[channel % 2], mixer.conv.bias[channel % 2]
@@ -247,26 +249,26 @@ def test_the_convolution_of_flatten_has_a_kernel_per_channel_that_heads_share(sp
 
 
 @pytest.mark.parametrize('split', [None, 3])
-def test_the_convolution_of_nystrom_has_a_kernel_per_head(split: int | None) -> None:
+def test_nystrom_convolution_has_a_kernel_per_head(split: int | None) -> None:
     torch.manual_seed(0)
     mixer, x = NystromMixer(8, 4, split_size=split).double(), tokens()
-    for part in mixer.parts(x, HW):
-        local, side = mixer.local(part), part.hw
-        own = part.v.transpose(1, 2).unflatten(2, side)
+    for inputs in mixer.partition_inputs(x, HW):
+        local, side = mixer.local(inputs), inputs.hw
+        own = inputs.v.transpose(1, 2).unflatten(2, side)
         for channel in range(own.shape[1]):
-            weight = mixer.conv.weight[(part.channels.start + channel) // 2]
+            weight = mixer.conv.weight[(inputs.channels.start + channel) // 2]
             expected = F.conv2d(own[:, [channel]], weight[None], padding=1)
             torch.testing.assert_close(local[..., channel].unflatten(1, side), expected[:, 0])
 
 
 @pytest.mark.parametrize('kind', ['FLatten', 'Nystrom'])
-def test_without_its_convolution_a_rival_has_no_local_term(kind: str) -> None:
+def test_baseline_without_convolution_has_no_local_term(kind: str) -> None:
     mixer = build_mixer({'type': kind, 'conv_size': None}, 8, 2).double()
     assert mixer.conv is None
-    assert all(mixer.local(part) is None for part in mixer.parts(tokens(), HW))
+    assert all(mixer.local(inputs) is None for inputs in mixer.partition_inputs(tokens(), HW))
 
 
-def test_mlla_has_one_lepe_in_every_family_unless_it_is_switched_off() -> None:
+def test_mlla_has_lepe_in_every_family_unless_switched_off() -> None:
     for family in FAMILIES:
         for config, expected in (({}, True), ({'lepe': False}, False)):
             model = build(family, mixers={'type': 'MLLA', **config})
@@ -286,6 +288,6 @@ def test_mlla_has_one_lepe_in_every_family_unless_it_is_switched_off() -> None:
         ({'type': 'MLLA', 'split_size': 0}, 'split_size 0: must be from 1 to 1024'),
     ],
 )
-def test_bad_options_of_rivals_say_the_value_and_what_is_allowed(config: dict, message: str) -> None:
+def test_invalid_options_of_baselines(config: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_mixer(config, 8, 2)

@@ -1,9 +1,11 @@
+"""InLine-PVT, and what all pyramid families inherit."""
+
 import pytest
 import torch
 
-from inline.errors import UserError
 from inline.models import InLinePVT
 from inline.models.backbones.pvt import ARCHS
+from inline.utils.errors import UserError
 
 SMALL = {
     'embed_dims': (16, 32, 40, 64),
@@ -22,8 +24,8 @@ def test_parameters_with_a_linear_head_of_1000_classes(arch: str, millions: floa
     assert round(count / 1e6, 2) == millions
 
 
-@pytest.mark.parametrize(('height', 'width'), [(32, 32), (33, 47), (64, 96), (130, 70), (32, 200)])
-def test_any_size_gives_strides_4_to_32_rounded_up(height: int, width: int) -> None:
+@pytest.mark.parametrize(('height', 'width'), [(33, 47), (130, 70)])
+def test_feature_sizes_are_rounded_up(height: int, width: int) -> None:
     model = InLinePVT(SMALL, img_size=64).eval()
     outs = model(torch.randn(2, 3, height, width))
     for i, out in enumerate(outs):
@@ -32,14 +34,7 @@ def test_any_size_gives_strides_4_to_32_rounded_up(height: int, width: int) -> N
         assert out.isfinite().all()
 
 
-def test_images_of_a_batch_do_not_touch_each_other() -> None:
-    model = InLinePVT(SMALL, img_size=64).double().eval()
-    x = torch.randn(3, 3, 48, 64, dtype=torch.float64)
-    for together, alone in zip(model(x), model(x[1:2]), strict=True):
-        torch.testing.assert_close(together[1:2], alone, rtol=1e-10, atol=1e-10)
-
-
-def test_out_indices_choose_the_levels() -> None:
+def test_out_indices_select_the_levels() -> None:
     torch.manual_seed(0)
     every = InLinePVT(SMALL, img_size=64).eval()
     some = InLinePVT(SMALL, img_size=64, out_indices=(1, 3)).eval()
@@ -58,23 +53,7 @@ def test_out_norm_normalises_each_level() -> None:
         )
 
 
-def test_gradient_checkpointing_gives_the_same_outputs_and_gradients() -> None:
-    results = []
-    for with_cp in (False, True):
-        torch.manual_seed(0)
-        model = InLinePVT(SMALL, img_size=64, drop_path_rate=0.3, with_cp=with_cp).double().train()
-        x = torch.randn(2, 3, 48, 64, dtype=torch.float64)
-        torch.manual_seed(1)
-        loss = sum(out.square().mean() for out in model(x))
-        loss.backward()
-        results.append((loss, [p.grad for p in model.parameters()]))
-    (plain, plain_gradients), (saved, saved_gradients) = results
-    torch.testing.assert_close(plain, saved)
-    for left, right in zip(plain_gradients, saved_gradients, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
-
-
-def test_drop_path_grows_linearly_and_rests_in_evaluation() -> None:
+def test_drop_path_grows_linearly_and_is_off_in_eval_mode() -> None:
     model = InLinePVT(SMALL, img_size=64, drop_path_rate=0.4)
     rates = [block.drop_path.rate for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
@@ -85,7 +64,7 @@ def test_drop_path_grows_linearly_and_rests_in_evaluation() -> None:
     assert not torch.equal(model(x)[-1], model(x)[-1])
 
 
-def test_positions_of_another_resolution_load_resized() -> None:
+def test_position_tables_of_another_resolution_are_interpolated() -> None:
     small, large = InLinePVT(SMALL, img_size=64), InLinePVT(SMALL, img_size=(96, 128))
     with torch.no_grad():
         for stage in small.stages:
@@ -119,12 +98,12 @@ def test_positions_of_another_resolution_load_resized() -> None:
         ({'mixers': {'type': 'Softmax', 'sr_ratio': 0}}, 'sr_ratio 0: must be from 1 to 64'),
     ],
 )
-def test_bad_arguments_say_the_value_and_what_is_allowed(options: dict, message: str) -> None:
+def test_invalid_arguments(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         InLinePVT(**{'arch': SMALL, 'img_size': 64, **options})
 
 
-def test_an_image_under_32_pixels_is_refused() -> None:
+def test_image_below_32_pixels_raises() -> None:
     with pytest.raises(UserError, match='image of 31×64 pixels: each side must be at least 32'):
         InLinePVT(SMALL, img_size=64)(torch.randn(1, 3, 31, 64))
 
@@ -139,7 +118,7 @@ def test_mixers_can_differ_by_block() -> None:
     assert model.stages[2].blocks[0].mixer.kernel == 'relu'
 
 
-def test_the_size_table_is_the_papers() -> None:
+def test_depths_are_those_of_the_paper() -> None:
     assert [arch.depths for arch in ARCHS.values()] == [
         (2, 2, 2, 2),
         (3, 4, 6, 3),

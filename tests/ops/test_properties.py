@@ -1,4 +1,4 @@
-"""What the paper says of the weights, and cases small enough to work out by hand."""
+"""Properties from the paper, and small examples computed by hand."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from inline.ops import (
     linear_attention_weights,
     local_residual,
 )
-from inline.ops.masking import masked_mean
+from inline.ops.tokens import masked_mean
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -48,8 +48,8 @@ def test_inline_weights_sum_to_one(
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**31), distance=st.floats(1e-3, 1e3))
-def test_inline_gives_different_queries_different_weights(seed: int, distance: float) -> None:
-    """With the identity kernel and keys that span the space, the weights tell any two queries apart."""
+def test_inline_attention_is_injective(seed: int, distance: float) -> None:
+    """With the identity kernel and keys that span the space, any two queries get different weights."""
     keys = randn(1, 1, 16, 4, seed=seed)
     query = randn(4, seed=seed + 1)
     step = randn(4, seed=seed + 2)
@@ -61,7 +61,7 @@ def test_inline_gives_different_queries_different_weights(seed: int, distance: f
 
 
 @pytest.mark.parametrize('factor', [0.5, 2.0, 10.0])
-def test_collinear_queries_confuse_plain_linear_attention_but_not_inline(factor: float) -> None:
+def test_collinear_queries_get_equal_weights_only_in_plain_linear_attention(factor: float) -> None:
     query, keys = randn(1, 1, 1, 4).abs(), randn(1, 1, 9, 4, seed=1).abs()
     pair = torch.cat([query, factor * query], dim=2)
     plain = linear_attention_weights(pair, keys, kernel='relu')[0, 0]
@@ -70,14 +70,14 @@ def test_collinear_queries_confuse_plain_linear_attention_but_not_inline(factor:
     assert (ours[0] - ours[1]).abs().max() > 1e-3
 
 
-def test_a_constant_added_to_all_keys_changes_nothing_under_the_identity_kernel() -> None:
+def test_identity_kernel_is_invariant_to_a_shift_of_all_keys() -> None:
     q, k, v = (randn(2, 3, 12, 4, seed=i) for i in range(3))
     shift = 5 * randn(1, 1, 1, 4, seed=9)
     torch.testing.assert_close(inline_attention(q, k + shift, v), inline_attention(q, k, v))
     torch.testing.assert_close(inline_attention_weights(q, k + shift), inline_attention_weights(q, k))
 
 
-def test_keys_and_values_may_come_in_any_order() -> None:
+def test_inline_attention_is_invariant_to_the_order_of_keys() -> None:
     q, k, v = (randn(1, 2, 10, 4, seed=i) for i in range(3))
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(inline_attention(q, k[:, :, order], v[:, :, order]), inline_attention(q, k, v))
@@ -106,8 +106,8 @@ def test_linear_attention_by_hand() -> None:
 
 @pytest.mark.parametrize('kernel', ['identity', 'leaky_relu'])
 @pytest.mark.parametrize('second', [1.0, 1.0 + 1e-9, 3.0])
-def test_scores_that_sum_to_zero_or_less_give_finite_weights(kernel: str, second: float) -> None:
-    """Two keys of opposite sign, so that the sum is 0, a little less or much less."""
+def test_scores_with_zero_or_negative_sum_give_finite_weights(kernel: str, second: float) -> None:
+    """Two keys of opposite sign, with a sum of 0, slightly below or far below."""
     q = torch.tensor([1.0]).double().view(1, 1, 1, 1).requires_grad_()
     slope = 1.0 if kernel == 'identity' else 100.0
     k = torch.tensor([1.0, -second * slope]).double().view(1, 1, 2, 1)
@@ -121,7 +121,7 @@ def test_scores_that_sum_to_zero_or_less_give_finite_weights(kernel: str, second
 
 
 def test_local_residual_by_hand() -> None:
-    """A 2×3 map with values 1..6 and a class token; the kernel takes the right and the lower neighbour."""
+    """A 2×3 map with values 1..6 and a class token; the kernel adds the right and the lower neighbour."""
     v = torch.tensor([100.0, 1, 2, 3, 4, 5, 6]).view(1, 7, 1)
     weight = torch.zeros(1, 1, 9)
     weight[0, 0, 5], weight[0, 0, 7] = 1, 10
@@ -152,7 +152,7 @@ def test_half_precision_stays_finite_over_many_keys(
 
 
 @pytest.mark.parametrize('op', [inline_attention, linear_attention])
-def test_so_many_keys_that_float16_cannot_count_them_may_be_masked(op: Callable[..., torch.Tensor]) -> None:
+def test_key_mask_with_more_keys_than_float16_can_count(op: Callable[..., torch.Tensor]) -> None:
     q, k, v = (3 * randn(1, 1, 70_000, 8, seed=i).float() for i in range(3))
     mask = torch.ones(1, 70_000, dtype=torch.bool)
     mask[:, -5:] = False
@@ -161,13 +161,13 @@ def test_so_many_keys_that_float16_cannot_count_them_may_be_masked(op: Callable[
     assert (half - exact).norm() <= 2e-2 * exact.norm()
 
 
-def test_a_mean_whose_sum_leaves_float16_is_taken_with_a_mask_as_without() -> None:
+def test_masked_mean_does_not_overflow_float16() -> None:
     x = torch.full((1, 4096, 2), 30.0, dtype=torch.float16)
     mask = torch.arange(4096)[None] < 4000
     assert masked_mean(x, None).tolist() == masked_mean(x, mask).tolist() == [[[30.0, 30.0]]]
 
 
-def test_bad_arguments_say_what_is_allowed() -> None:
+def test_invalid_arguments() -> None:
     q = randn(1, 1, 4, 2)
     with pytest.raises(ValueError, match=r"unknown kernel 'cos'.*identity, relu, leaky_relu, exp"):
         inline_attention(q, q, q, kernel='cos')

@@ -1,4 +1,4 @@
-"""Tools run in the tests' own process, which saves the seconds that the toolboxes take to import."""
+"""Fixtures for tests of the tools."""
 
 import runpy
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.apis.conftest import checkpoints, folder  # noqa: F401 (fixtures)
 from tests.conftest import ROOT
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
@@ -14,11 +15,15 @@ Run = Callable[..., tuple[int, list[str], list[str]]]
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a tool of this name with these words: exit code, lines of output, lines of errors."""
+    """Run a tool in this process, which saves the time to import the toolboxes.
 
-    def run(tool: str, *words: str | Path) -> tuple[int, list[str], list[str]]:
+    Call it with the name of the tool and its arguments. It returns the exit code and the lines of stdout and
+    stderr.
+    """
+
+    def run(tool: str, *args: str | Path) -> tuple[int, list[str], list[str]]:
         monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(sys, 'argv', [f'{tool}.py', *map(str, words)])
+        monkeypatch.setattr(sys, 'argv', [f'{tool}.py', *map(str, args)])
         capsys.readouterr()
         code = 0
         try:

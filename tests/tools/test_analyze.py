@@ -1,10 +1,9 @@
-"""The analysis as a user runs it, on small untrained classifiers, and every mistake.
+"""tools/analyze.py on small untrained classifiers, and its error messages.
 
-Real processes show that the tool starts; the other commands run in this one, to import everything only once.
+Most commands run in the test process, which saves importing the toolboxes again.
 """
 
 import csv
-import json
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from inline.engine.logs import read_test_metrics
 from tests.conftest import run_tool
 from tests.tools.conftest import Run
 
@@ -23,7 +23,7 @@ SOFTMAX = {'type': 'Softmax', 'sr_ratio': 1}
 
 @pytest.fixture(scope='module')
 def models(digit_scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Config and checkpoint of an InLine classifier, of a softmax one, of one with spatial reduction."""
+    """Config and checkpoint of three classifiers: InLine, softmax, and softmax with spatial reduction."""
     from mmengine.registry import MODELS, init_default_scope
 
     from inline.engine.config import load_config
@@ -58,7 +58,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def assert_is_picture(path: Path) -> None:
+def assert_is_figure(path: Path) -> None:
     image = cv2.imread(str(path))
     assert image is not None
     assert min(image.shape[:2]) > 300
@@ -72,10 +72,11 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_illustration_needs_no_model(analyze: Run, tmp_path: Path) -> None:
-    code, lines, _ = analyze('illustration', '--out', tmp_path)
-    assert code == 0
-    assert lines[0].split()[0] == 'attention'
+@pytest.mark.slow
+def test_illustration_needs_no_model(tmp_path: Path) -> None:
+    done = run_tool('tools/analyze.py', 'illustration', '--out', tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split()[0] == 'attention'
     weights = {
         (row['attention'], row['query length'], row['key']): float(row['weight'])
         for row in read(tmp_path / 'illustration.csv')
@@ -83,32 +84,40 @@ def test_the_illustration_needs_no_model(analyze: Run, tmp_path: Path) -> None:
     assert len(weights) == 3 * 4 * 5
     assert abs(weights['linear', '1.0', '1'] - weights['linear', '4.0', '1']) < 1e-6
     assert abs(weights['InLine', '1.0', '1'] - weights['InLine', '4.0', '1']) > 0.1
-    assert_is_picture(tmp_path / 'illustration.png')
+    assert_is_figure(tmp_path / 'illustration.png')
 
 
 @pytest.mark.slow
-def test_injectivity_counts_pairs_of_every_image_layer_and_head(
+def test_injectivity_counts_pairs_per_image_layer_and_head(
     analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    words = [*models['inline'], *models['softmax'], '--label', 'ours', 'theirs', '--images', '3']
-    done = run_tool('tools/analyze.py', 'injectivity', *words, '--out', tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert '3/3' in done.stderr
+    words = [*models['inline'], *models['softmax'], '--label', 'ours', 'theirs', '--images', '2']
+    code, _, errors = analyze('injectivity', *words, '--out', tmp_path)
+    assert code == 0, errors
+    assert '2/2' in errors[-1]
     rows = read(tmp_path / 'injectivity.csv')
     # Heads of the six layers.
-    assert len(rows) == 2 * 3 * (2 + 4 + 4 + 8 + 8 + 12)
+    assert len(rows) == 2 * 2 * (2 + 4 + 4 + 8 + 8 + 12)
     assert {row['model'] for row in rows} == {'ours', 'theirs'}
     pairs = {row['layer']: int(row['pairs']) for row in rows}
     assert pairs == {'1.1': 10296, '2.1': 630, '2.2': 630, '3.1': 36, '3.2': 36, '4.1': 6}
     assert all(0 <= int(row['colliding pairs']) <= int(row['pairs']) for row in rows)
-    # At a tolerance beyond all differences every pair collides.
-    assert analyze('injectivity', *words, '--out', tmp_path, '--tolerance', '100')[0] == 0
-    assert all(row['colliding pairs'] == row['pairs'] for row in read(tmp_path / 'injectivity.csv'))
     for name in ('injectivity', 'injectivity_heads'):
-        assert_is_picture(tmp_path / f'{name}.png')
+        assert_is_figure(tmp_path / f'{name}.png')
 
 
-def test_locality_gives_each_layer_its_share_and_its_chance(
+def test_all_pairs_collide_with_a_large_tolerance(
+    analyze: Run, models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    words = [*models['inline'], '--images', '1', '--layers', '2.1', '4.1', '--tolerance', '100']
+    assert analyze('injectivity', *words, '--out', tmp_path)[0] == 0
+    rows = read(tmp_path / 'injectivity.csv')
+    assert {row['layer'] for row in rows} == {'2.1', '4.1'}
+    assert all(row['colliding pairs'] == row['pairs'] for row in rows)
+
+
+@pytest.mark.slow
+def test_locality_reports_share_and_chance_per_layer(
     analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
     code, lines, _ = analyze(
@@ -117,29 +126,30 @@ def test_locality_gives_each_layer_its_share_and_its_chance(
         *models['softmax'],
         *models['reduced'],
         '--images',
-        '3',
+        '2',
         '--out',
         tmp_path,
     )
     assert code == 0
-    assert 'reduced: layers 1.1, 2.1, 2.2, 3.1, 3.2 have spatial reduction, no key is near a query' in lines
+    assert 'reduced: skipped layers 1.1, 2.1, 2.2, 3.1, 3.2, which have spatial reduction' in lines
     rows = read(tmp_path / 'locality.csv')
     assert [row['layer'] for row in rows] == 3 * LAYERS
     for row in rows:
         assert bool(row['with local terms (%)']) == (row['model'] == 'inline')
-        has_neighbours = row['model'] != 'reduced' or row['layer'] == '4.1'
-        assert bool(row['attention (%)']) == bool(row['chance (%)']) == has_neighbours
+        is_defined = row['model'] != 'reduced' or row['layer'] == '4.1'
+        assert bool(row['attention (%)']) == bool(row['chance (%)']) == is_defined
     chance = {row['layer']: float(row['chance (%)']) for row in rows[:6]}
     assert chance['3.1'] == pytest.approx(100 * (4 * 4 / 9 + 4 * 6 / 9 + 1) / 9)
     assert chance['4.1'] == 100
-    assert_is_picture(tmp_path / 'locality.png')
+    assert_is_figure(tmp_path / 'locality.png')
 
 
-def test_masking_is_the_same_for_any_batch_and_leaves_the_first_row_alone(
+@pytest.mark.slow
+def test_masking_does_not_depend_on_the_batch_size(
     analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    words = ['masking', *models['inline'], *models['softmax'], '--images', '6', '--windows', '3', '5']
-    assert analyze(*words, '--out', tmp_path / 'a', '--batch-size', '4')[0] == 0
+    words = ['masking', *models['inline'], *models['softmax'], '--images', '3', '--windows', '3', '5']
+    assert analyze(*words, '--out', tmp_path / 'a', '--batch-size', '3')[0] == 0
     assert analyze(*words, '--out', tmp_path / 'b', '--batch-size', '1')[0] == 0
     rows = read(tmp_path / 'a' / 'masking.csv')
     assert rows == read(tmp_path / 'b' / 'masking.csv')
@@ -150,29 +160,32 @@ def test_masking_is_the_same_for_any_batch_and_leaves_the_first_row_alone(
         ('local', '5×5'),
         ('random', '5×5'),
     ]
-    assert all(row['images'] == '6' and 0 <= float(row['top-1 (%)']) <= 100 for row in rows)
-    assert_is_picture(tmp_path / 'a' / 'masking.png')
+    assert all(row['images'] == '3' and 0 <= float(row['top-1 (%)']) <= 100 for row in rows)
+    assert_is_figure(tmp_path / 'a' / 'masking.png')
 
 
 @pytest.mark.slow
-def test_masking_nothing_near_measures_what_test_measures(
+def test_unmasked_accuracy_equals_that_of_the_test_tool(
     analyze: Run, models: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    assert analyze('masking', *models['inline'], '--windows', '3', '--out', tmp_path)[0] == 0
+    assert (
+        analyze('masking', *models['inline'], '--windows', '3', '--layers', '4.1', '--out', tmp_path)[0] == 0
+    )
     unmasked = float(read(tmp_path / 'masking.csv')[0]['top-1 (%)'])
     done = run_tool('tools/test.py', *models['inline'], '--work-dir', tmp_path / 'test')
     assert done.returncode == 0, done.stderr[-3000:]
-    tested = json.loads(max((tmp_path / 'test').glob('*/*.json')).read_text())
+    tested = read_test_metrics(tmp_path / 'test')
     assert tested['accuracy/top1'] == pytest.approx(unmasked)
 
 
-def test_maps_show_the_chosen_queries_and_layers(
+@pytest.mark.slow
+def test_maps_contain_the_chosen_queries_and_layers(
     analyze: Run, models: dict[str, list[str]], photo: Path, tmp_path: Path
 ) -> None:
     words = ['--query', '0', '0', '--query', '47', '20', '--layers', '1.1', '3.2', '--out', tmp_path]
     assert analyze('maps', *models['inline'], photo, *words)[0] == 0
     rows = read(tmp_path / 'maps_photo.csv')
-    # Two queries on maps of 12×12 and 3×3, and for each a kernel of 3×3.
+    # Two queries on maps of 12×12 and 3×3, each with a 3×3 kernel.
     assert len(rows) == 2 * (144 + 9) + 2 * (9 + 9)
     for query in ('0', '47'):
         for layer in ('1.1', '3.2'):
@@ -182,11 +195,11 @@ def test_maps_show_the_chosen_queries_and_layers(
                 if (row['query y'], row['layer'], row['kind']) == (query, layer, 'attention')
             ]
             assert sum(weights) == pytest.approx(1, abs=1e-5)
-    assert_is_picture(tmp_path / 'maps_photo.png')
+    assert_is_figure(tmp_path / 'maps_photo.png')
 
 
 @pytest.mark.parametrize('command', ['', 'illustration', 'injectivity', 'locality', 'masking', 'maps'])
-def test_every_command_explains_itself(analyze: Run, command: str) -> None:
+def test_help_of_every_command(analyze: Run, command: str) -> None:
     code, lines, _ = analyze(*filter(None, [command]), '--help')
     assert code == 0
     assert lines[0].startswith('usage:')
@@ -194,7 +207,7 @@ def test_every_command_explains_itself(analyze: Run, command: str) -> None:
         assert 'CONFIG CHECKPOINT [CONFIG CHECKPOINT ...]' in lines[0]
 
 
-MISTAKES = {
+ERRORS = {
     'no command': ([], 'the following arguments are required: COMMAND'),
     'unknown command': (['colour'], "invalid choice: 'colour'"),
     'missing config': (['locality', 'nowhere.py', '{checkpoint}'], "config 'nowhere.py' does not exist"),
@@ -202,19 +215,19 @@ MISTAKES = {
     'config alone': (['masking', '{config}'], '1 files: give a config and a checkpoint for each model'),
     'no checkpoint': (
         ['locality', '{config}', '{config}'],
-        'cannot be read: it is damaged or no checkpoint',
+        'cannot be read: it is damaged or not a checkpoint',
     ),
     'checkpoint of another model': (
         ['locality', '{config}', '{other}'],
-        '24 not in the file: backbone.stages.0.blocks.0.mixer.residual.fc1.weight',
+        '24 missing from the file: backbone.stages.0.blocks.0.mixer.residual.fc1.weight',
     ),
     'too few labels': (
         ['locality', '{config}', '{checkpoint}', '{config}', '{checkpoint}', '--label', 'one'],
-        '--label has 1 names: there are 2 models',
+        '--label has 1 names, but there are 2 models',
     ),
     'same names': (
         ['locality', '{config}', '{checkpoint}', '{config}', '{checkpoint}'],
-        "two models are called 'inline': tell them apart with --label",
+        "2 models have the label 'inline': give each a different one with --label",
     ),
     'no images': (
         ['locality', '{config}', '{checkpoint}', '--images', '0'],
@@ -228,11 +241,11 @@ MISTAKES = {
             '--cfg-options',
             'test_dataloader.dataset.data_root=/no/digit_scenes',
         ],
-        "data folder '/no/digit_scenes' of test_dataloader does not exist: make it with",
+        "data folder '/no/digit_scenes' of test_dataloader does not exist: create it with",
     ),
     'unknown layer': (
         ['locality', '{config}', '{checkpoint}', '--layers', '5.1'],
-        "layer '5.1' does not exist: choose of 1.1, 2.1, 2.2, 3.1, 3.2, 4.1",
+        "layer '5.1' does not exist: choose from 1.1, 2.1, 2.2, 3.1, 3.2, 4.1",
     ),
     'tolerance': (
         ['injectivity', '{config}', '{checkpoint}', '--tolerance', '0'],
@@ -240,17 +253,17 @@ MISTAKES = {
     ),
     'even window': (
         ['masking', '{config}', '{checkpoint}', '--windows', '4'],
-        '--windows 4: a window around a query has an odd side',
+        '--windows 4: must be odd and positive',
     ),
     'reduced keys': (
         ['masking', '{reduced config}', '{reduced}', '--images', '1'],
         'stage 1 block 1 has 4 keys for 144 queries (spatial reduction)',
     ),
     'missing image': (['maps', '{config}', '{checkpoint}', 'gone.png'], "image 'gone.png' does not exist"),
-    'no image': (['maps', '{config}', '{checkpoint}', '{config}'], 'is no image that can be read'),
+    'no image': (['maps', '{config}', '{checkpoint}', '{config}'], 'cannot be read: not an image'),
     'query outside': (
         ['maps', '{config}', '{checkpoint}', '{photo}', '--query', '48', '0'],
-        'query 48 0 is outside the image: as the model sees it, it has 48 rows and 48 columns of pixels',
+        'query 48 0 is outside the image: after the test pipeline it has 48 rows and 48 columns',
     ),
     'query no number': (
         ['maps', '{config}', '{checkpoint}', '{photo}', '--query', 'a', '0'],
@@ -259,11 +272,11 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize('mistake', MISTAKES)
-def test_a_mistake_gets_one_clear_line(
-    analyze: Run, mistake: str, models: dict[str, list[str]], photo: Path, tmp_path: Path
+@pytest.mark.parametrize('case', ERRORS)
+def test_user_error_is_reported_in_one_line(
+    analyze: Run, case: str, models: dict[str, list[str]], photo: Path, tmp_path: Path
 ) -> None:
-    words, expected = MISTAKES[mistake]
+    words, expected = ERRORS[case]
     names = {
         'config': models['inline'][0],
         'checkpoint': models['inline'][1],
@@ -275,14 +288,14 @@ def test_a_mistake_gets_one_clear_line(
     out = ['--out', str(tmp_path)] if words else []
     code, _, errors = analyze(*[word.format(**names) for word in words], *out)
     assert code == 2, errors
-    told = [line for line in errors if 'error: ' in line]
-    assert len(told) == 1, errors
-    assert expected in told[0]
+    messages = [line for line in errors if 'error: ' in line]
+    assert len(messages) == 1, errors
+    assert expected in messages[0]
     assert not list(tmp_path.glob('*.csv'))
 
 
 @pytest.mark.slow
-def test_a_mistake_in_a_process_of_its_own_leaves_no_traceback(models: dict[str, list[str]]) -> None:
+def test_user_error_in_a_separate_process_prints_no_traceback(models: dict[str, list[str]]) -> None:
     done = run_tool('tools/analyze.py', 'masking', models['inline'][0], models['softmax'][1])
     assert done.returncode == 2
     assert 'Traceback' not in done.stderr

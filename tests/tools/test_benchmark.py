@@ -1,4 +1,4 @@
-"""tools/benchmark.py and tools/profile_train.py as a user runs them."""
+"""tools/benchmark.py and tools/profile_train.py."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ CLASSIFIER = 'configs/digits_quick/inline-pvt-nano_digits.py'
 
 
 @pytest.mark.slow
-def test_a_config_and_a_released_model_are_timed() -> None:
+def test_config_and_released_model_are_timed() -> None:
     for words in ((CLASSIFIER, '--batch', '2'), ('--models', 'inline-deit-tiny')):
         done = run_tool('tools/benchmark.py', *words, '--shape', '64', '96', '--repetitions', '1')
         assert done.returncode == 0, done.stderr
@@ -27,12 +27,12 @@ def test_a_config_and_a_released_model_are_timed() -> None:
     [
         (['--models', 'inline-vgg'], 'inline-vgg'),
         (['--batch', '0'], '--batch 0: must be at least 1'),
-        (['--device', 'cuda'], '--device cuda: torch finds no GPU here'),
+        (['--device', 'cuda'], '--device cuda: torch finds no GPU'),
         (['--shape', '8', '64'], '--shape 8 64: each side must be at least 32'),
-        (['--figure5', 'README.md'], "--figure5 'README.md' cannot be a folder: File exists"),
+        (['--figure5', 'README.md'], "--figure5 'README.md': cannot create this folder: File exists"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(words: list[str], message: str) -> None:
+def test_user_error_is_reported_in_one_line(words: list[str], message: str) -> None:
     done = run_tool('tools/benchmark.py', *words)
     assert done.returncode == 2
     assert message in done.stderr
@@ -41,7 +41,7 @@ def test_a_mistake_is_answered_in_one_line(words: list[str], message: str) -> No
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_training_step_are_listed(digit_scenes: Path) -> None:
+def test_phases_of_a_training_step_are_listed(digit_scenes: Path) -> None:
     options = [
         f'train_dataloader.dataset.data_root={digit_scenes / "classification"}',
         'train_dataloader.num_workers=0',
@@ -51,8 +51,8 @@ def test_the_parts_of_a_training_step_are_listed(digit_scenes: Path) -> None:
     done = run_tool('tools/profile_train.py', CLASSIFIER, '--steps', '2', '--cfg-options', *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()[-9:]
-    parts = {line.split()[0]: float(line.split()[1]) for line in lines[1:]}
-    assert parts['forward'] > 0
-    assert parts['backward'] > 0
-    assert 'hooks' in parts
-    assert sum(ms for name, ms in parts.items() if name != 'step') == pytest.approx(parts['step'], abs=0.5)
+    phases = {line.split()[0]: float(line.split()[1]) for line in lines[1:]}
+    assert phases['forward'] > 0
+    assert phases['backward'] > 0
+    assert 'hooks' in phases
+    assert sum(ms for name, ms in phases.items() if name != 'step') == pytest.approx(phases['step'], abs=0.5)

@@ -1,4 +1,4 @@
-"""Exporting as a user does: small untrained models of the digits configs, and their files run elsewhere."""
+"""tools/export.py on small untrained models: files run in ONNX Runtime and torch, and errors are clear."""
 
 import json
 import re
@@ -19,27 +19,27 @@ from mmengine.registry import DATASETS, DefaultScope
 from torch import Tensor
 
 from inline import InLineModel
-from inline.datasets.digit_scenes import DigitScenesOptions, write_digit_scenes
+from inline.apis.export import verification
+from inline.apis.export.formats import FORMATS
+from inline.apis.export.run import ExportOptions, default_path
+from inline.datasets.digits.scenes import DigitScenesOptions, write_digit_scenes
 from inline.engine.config import load_config, set_data_root
-from inline.export import agreement
-from inline.export.formats import FORMATS
-from inline.export.run import Request, default_path
+from tests.apis.small_models import CLASSES, CONFIGS, read, save_model
 from tests.conftest import ROOT, run_tool
-from tests.inference.small_models import CLASSES, CONFIGS, read, save_model
 from tests.tools.conftest import Run
 
-# Not the sizes that files are traced or checked at.
+# Shapes that are not used for tracing or verification.
 SHAPES = ((1, 81, 57), (4, 128, 160), (2, 49, 200))
-# Two stages instead of four, since tracing for any size takes a second for each few operators.
+# Two stages instead of four: tracing with dynamic shapes is slow.
 ARCH = {'embed_dims': (16, 32), 'depths': (1, 1), 'num_heads': (2, 4), 'mlp_ratios': (2, 2)}
 Model = tuple[Path, Path]
 
 
 @pytest.fixture(scope='module')
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    """Config and checkpoint of a classifier, a detector and a segmentor."""
+    """Return config and checkpoint of a classifier, a detector and a segmentor."""
     folder = tmp_path_factory.mktemp('models')
-    made = {}
+    created = {}
     for task in CONFIGS:
         cfg = read(task)
         cfg.model.backbone.arch = ARCH
@@ -47,7 +47,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
             cfg.model.backbone.out_indices = (1,)
             cfg.model.head.in_channels = 32
         elif task == 'detection':
-            # Compiling takes longer still.
             cfg.model.backbone.arch = {key: values[:1] for key, values in ARCH.items()}
             cfg.model.backbone.out_indices = (0,)
             cfg.model.neck.update(in_channels=[16], num_outs=1)
@@ -56,8 +55,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
             cfg.model.neck.update(in_channels=[16, 32], num_outs=2)
             cfg.model.decode_head.update(in_channels=[64, 64], in_index=[0, 1], feature_strides=[4, 8])
         cfg.dump(folder / f'{task}.py')
-        made[task] = folder / f'{task}.py', save_model(cfg, CLASSES[task], folder / f'{task}.pth')
-    return made
+        created[task] = folder / f'{task}.py', save_model(cfg, CLASSES[task], folder / f'{task}.pth')
+    return created
 
 
 def images(shape: tuple[int, int, int]) -> Tensor:
@@ -67,12 +66,12 @@ def images(shape: tuple[int, int, int]) -> Tensor:
 
 def assert_close(outs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     assert len(outs) == len(expected)
-    for out, wanted in zip(outs, expected, strict=True):
-        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-4 * max(1.0, float(wanted.abs().max())))
+    for out, reference in zip(outs, expected, strict=True):
+        torch.testing.assert_close(out, reference, rtol=0, atol=1e-4 * max(1.0, float(reference.abs().max())))
 
 
 @pytest.mark.slow
-def test_a_classifier_runs_in_onnx_runtime_at_any_size(models: dict[str, Model], tmp_path: Path) -> None:
+def test_classifier_runs_in_onnx_runtime_at_any_size(models: dict[str, Model], tmp_path: Path) -> None:
     out = tmp_path / 'new' / 'digits.onnx'
     done = run_tool('tools/export.py', *models['classification'], '--dynamic', '--out', out)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -94,20 +93,20 @@ def test_a_classifier_runs_in_onnx_runtime_at_any_size(models: dict[str, Model],
             expected = model(image, mode='tensor')
         (logits,) = session.run(['logits'], {'image': image.numpy()})
         assert_close([torch.from_numpy(logits)], [expected])
-    facts = json.loads(Path(f'{out}.json').read_text())
-    assert facts['task'] == 'classification'
-    assert facts['classes'] == list(CLASSES['classification'])
-    assert facts['input']['batch'] == 'any'
-    told = session.get_modelmeta().custom_metadata_map
-    assert {key: json.loads(text) for key, text in told.items()} == facts
+    metadata = json.loads(Path(f'{out}.json').read_text())
+    assert metadata['task'] == 'classification'
+    assert metadata['classes'] == list(CLASSES['classification'])
+    assert metadata['input']['batch'] == 'any'
+    stored = session.get_modelmeta().custom_metadata_map
+    assert {key: json.loads(text) for key, text in stored.items()} == metadata
     assert sorted(path.name for path in out.parent.iterdir()) == ['digits.onnx', 'digits.onnx.json']
 
 
 @pytest.mark.slow
-def test_a_segmentor_gives_a_score_for_every_pixel(models: dict[str, Model], tmp_path: Path) -> None:
+def test_segmentor_returns_logits_per_pixel(models: dict[str, Model], tmp_path: Path) -> None:
     out = tmp_path / 'scenes.onnx'
-    words = ['--dynamic', '--with-preprocessing', '--out', out]
-    done = run_tool('tools/export.py', *models['segmentation'], *words)
+    args = ['--dynamic', '--with-preprocessing', '--out', out]
+    done = run_tool('tools/export.py', *models['segmentation'], *args)
     assert done.returncode == 0, done.stderr[-3000:]
     model = InLineModel(*models['segmentation'], 'cpu').model
     session = onnxruntime.InferenceSession(out)
@@ -123,26 +122,26 @@ def test_a_segmentor_gives_a_score_for_every_pixel(models: dict[str, Model], tmp
 
 
 @pytest.mark.slow
-def test_the_backbone_of_a_detector_is_compiled(models: dict[str, Model], tmp_path: Path) -> None:
+def test_backbone_of_a_detector_is_exported(models: dict[str, Model], tmp_path: Path) -> None:
     out = tmp_path / 'backbone.pt2'
-    words = ['--format', 'aoti', '--what', 'backbone', '--dynamic', '--size', '64x96', '--out', out]
-    done = run_tool('tools/export.py', *models['detection'], *words)
+    args = ['--format', 'torch-export', '--what', 'backbone', '--dynamic', '--size', '64x96', '--out', out]
+    done = run_tool('tools/export.py', *models['detection'], *args)
     assert done.returncode == 0, done.stderr[-3000:]
     assert 'at 1×64×96, ' in done.stdout
     backbone = InLineModel(*models['detection'], 'cpu').model.backbone
-    package = torch._inductor.aoti_load_package(str(out))
+    program = torch.export.load(out).module()
     for shape in SHAPES:
         image = images(shape)
         with torch.no_grad():
-            assert_close(package(image), backbone(image))
-    facts = json.loads(Path(f'{out}.json').read_text())
-    assert facts['outputs'] == ['features_0']
-    assert facts['input']['height'] == {'from': 33, 'to': 16384}
+            assert_close(program(image), backbone(image))
+    metadata = json.loads(Path(f'{out}.json').read_text())
+    assert metadata['outputs'] == ['features_0']
+    assert metadata['input']['height'] == {'from': 33, 'to': 16384}
 
 
 @pytest.fixture
 def trained(models: dict[str, Model], tmp_path: Path) -> Model:
-    """The classifier after it has learned its 200 test images by heart, so that it has much to lose."""
+    """Return the classifier overfitted to its 200 test images, so that a loss of accuracy shows."""
     options = DigitScenesOptions(
         num_classification_train=10, num_classification_val=200, num_scenes_train=1, num_scenes_val=1
     )
@@ -169,11 +168,11 @@ def trained(models: dict[str, Model], tmp_path: Path) -> Model:
 
 
 @pytest.mark.slow
-def test_int8_stands_beside_the_accuracy_of_both(trained: Model, tmp_path: Path) -> None:
+def test_int8_reports_the_accuracy_of_model_and_file(trained: Model, tmp_path: Path) -> None:
     out = tmp_path / 'small.onnx'
-    words = ['--int8', '--evaluate', '--data-root', tmp_path / 'data', '--out', out]
-    # Nothing is drawn, so no visualizer is needed.
-    done = run_tool('tools/export.py', *trained, *words, '--cfg-options', 'visualizer=None')
+    args = ['--int8', '--evaluate', '--data-root', tmp_path / 'data', '--out', out]
+    # Evaluation must not need a visualizer.
+    done = run_tool('tools/export.py', *trained, *args, '--cfg-options', 'visualizer=None')
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     header = next(i for i, line in enumerate(lines) if line.split() == ['test', 'PyTorch', 'int8'])
@@ -185,8 +184,8 @@ def test_int8_stands_beside_the_accuracy_of_both(trained: Model, tmp_path: Path)
     assert f'accuracy/top1: {float(of_model):.4f}' in tested.stdout + tested.stderr
     assert float(of_model) >= 90
     assert abs(float(of_model) - float(of_file)) <= 3
-    kinds = {weight.data_type for weight in onnx.load(out).graph.initializer if len(weight.dims) == 2}
-    assert onnx.TensorProto.INT8 in kinds
+    types = {weight.data_type for weight in onnx.load(out).graph.initializer if len(weight.dims) == 2}
+    assert onnx.TensorProto.INT8 in types
     assert any(line.startswith('largest difference') for line in lines)
     model = InLineModel(*trained, 'cpu').model
     image = images((1, 32, 32))
@@ -197,33 +196,31 @@ def test_int8_stands_beside_the_accuracy_of_both(trained: Model, tmp_path: Path)
     assert json.loads(Path(f'{out}.json').read_text())['input']['height'] == 32
 
 
-def test_a_program_for_one_size_is_what_torch_loads(
-    models: dict[str, Model], tmp_path: Path, run_here: Run
-) -> None:
+def test_program_for_one_size_loads_in_torch(models: dict[str, Model], tmp_path: Path, run_here: Run) -> None:
     out = tmp_path / 'digits.pt2'
-    words = ['--format', 'torch-export', '--size', '40x56', '--out', out]
-    code, _, errors = run_here('export', *models['classification'], *words)
+    args = ['--format', 'torch-export', '--size', '40x56', '--out', out]
+    code, _, errors = run_here('export', *models['classification'], *args)
     assert code == 0, errors
     model, image = InLineModel(*models['classification'], 'cpu').model, images((1, 40, 56))
     with torch.no_grad():
         assert_close(torch.export.load(out).module()(image), [model(image, mode='tensor')])
 
 
-def test_a_file_that_disagrees_is_not_left(
+def test_file_with_different_outputs_is_not_written(
     models: dict[str, Model], tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, 'TOLERANCE', -1.0)
+    monkeypatch.setattr(verification, 'TOLERANCE', -1.0)
     out = tmp_path / 'digits.pt2'
-    out.write_bytes(b'of before')
-    words = ['--format', 'torch-export', '--size', '32', '--out', out]
-    code, lines, errors = run_here('export', *models['classification'], *words)
+    out.write_bytes(b'previous')
+    args = ['--format', 'torch-export', '--size', '32', '--out', out]
+    code, lines, errors = run_here('export', *models['classification'], *args)
     assert (code, lines) == (2, ['tracing at 32×32 …', 'writing …', 'comparing with PyTorch …'])
-    assert 'differs from the model by' in errors[-1]
+    assert 'differ from the model by' in errors[-1]
     assert [path.name for path in tmp_path.iterdir()] == ['digits.pt2']
-    assert out.read_bytes() == b'of before'
+    assert out.read_bytes() == b'previous'
 
 
-MISTAKES = {
+INVALID = {
     'format': ('classification', ['--format', 'tflite'], "argument --format: invalid choice: 'tflite'"),
     'size': ('classification', ['--size', 'big'], "--size 'big': give one side or HEIGHTxWIDTH"),
     'small': ('classification', ['--size', '16'], '--size 16x16: each side must be from 32 to 16384 pixels'),
@@ -232,65 +229,64 @@ MISTAKES = {
         ['--size', '32x16', '--dynamic'],
         '--size 32x16: each side must be from 33 to 16384 pixels with --dynamic',
     ),
-    'ending': ('classification', ['--out', 'a.pt2'], "--out 'a.pt2': a file of --format onnx ends in .onnx"),
+    'suffix': ('classification', ['--out', 'a.pt2'], "--out 'a.pt2': files of --format onnx end in .onnx"),
     'folder': ('classification', ['--out', 'README.md/a.onnx'], "--out 'README.md/a.onnx': "),
-    'int8': ('classification', ['--int8', '--format', 'aoti'], '--int8 goes with --format onnx, not aoti'),
-    'detector': ('detection', [], 'a detector is not exported whole'),
-    'evaluate': ('detection', ['--what', 'backbone', '--evaluate'], '--evaluate goes with whole models'),
-    'another model': ('segmentation', [], 'is of another model than the config'),
+    'int8': ('classification', ['--int8', '--format', 'aoti'], '--int8 requires --format onnx, not aoti'),
+    'detector': ('detection', [], 'a detector cannot be exported as a whole model'),
+    'evaluate': ('detection', ['--what', 'backbone', '--evaluate'], '--evaluate excludes --what backbone'),
+    'another model': ('segmentation', [], 'does not match the model: '),
 }
 
 
-@pytest.mark.parametrize('mistake', MISTAKES)
-def test_a_mistake_gets_one_clear_line(mistake: str, models: dict[str, Model], run_here: Run) -> None:
-    task, words, expected = MISTAKES[mistake]
+@pytest.mark.parametrize('case', INVALID)
+def test_invalid_arguments_give_one_error_line(case: str, models: dict[str, Model], run_here: Run) -> None:
+    task, args, expected = INVALID[case]
     config, checkpoint = models[task]
-    if mistake == 'another model':
+    if case == 'another model':
         checkpoint = models['classification'][1]
-    code, _, errors = run_here('export', config, checkpoint, *words)
+    code, _, errors = run_here('export', config, checkpoint, *args)
     assert code == 2
     assert len([line for line in errors if 'error: ' in line]) == 1
     assert expected in errors[-1]
 
 
-def test_a_folder_is_no_file_to_write(models: dict[str, Model], tmp_path: Path, run_here: Run) -> None:
+def test_folder_as_output_raises(models: dict[str, Model], tmp_path: Path, run_here: Run) -> None:
     for name in ('a.pt2', 'b.pt2.json'):
         (tmp_path / name).mkdir()
         out = tmp_path / name.removesuffix('.json')
-        words = ['--format', 'torch-export', '--out', out]
-        code, lines, errors = run_here('export', *models['classification'], *words)
+        args = ['--format', 'torch-export', '--out', out]
+        code, lines, errors = run_here('export', *models['classification'], *args)
         assert (code, lines) == (2, [])
-        assert errors[-1] == (
-            f"error: --out '{out}': '{tmp_path / name}' is a folder, give the name of a file"
-        )
+        assert errors[-1] == (f"error: --out '{out}': '{tmp_path / name}' is a folder, give a file name")
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a.pt2', 'b.pt2.json']
 
 
-def test_test_data_that_the_file_does_not_take_is_told_before_it_is_made(
+def test_test_images_of_another_size_raise_before_the_export(
     models: dict[str, Model], digit_scenes: Path, run_here: Run
 ) -> None:
-    words = ['--format', 'torch-export', '--evaluate', '--data-root', digit_scenes.parent]
-    for more, told in (
-        (['--dynamic'], 'takes images from 33 pixels a side, the test data has 32×32'),
-        (['--size', '48'], 'the file is for images of 48×48, the test data has 32×32'),
+    args = ['--format', 'torch-export', '--evaluate', '--data-root', digit_scenes.parent]
+    for more, expected in (
+        (['--dynamic'], 'accepts images of at least 33 pixels per side, but the test images have 32×32'),
+        (['--size', '48'], 'the file accepts images of 48×48, but the test images have 32×32'),
     ):
-        code, lines, errors = run_here('export', *models['classification'], *words, *more)
+        code, lines, errors = run_here('export', *models['classification'], *args, *more)
         assert code == 2
         assert not any(line.startswith('tracing') for line in lines)
-        assert told in errors[-1]
+        assert expected in errors[-1]
 
 
-def test_a_checkpoint_from_an_address_is_exported_to_this_folder() -> None:
-    assert default_path(Request('net', 'https://host/a/b.pth', 'onnx')) == Path('net.onnx')
-    assert default_path(Request('net', 'runs/b.pth', 'aoti', what='backbone')) == Path(
+def test_checkpoint_from_a_url_is_exported_to_the_current_folder() -> None:
+    assert default_path(ExportOptions('net', 'https://host/a/b.pth', 'onnx')) == Path('net.onnx')
+    assert default_path(ExportOptions('net', 'runs/b.pth', 'aoti', what='backbone')) == Path(
         'runs/net-backbone.aoti.pt2'
     )
 
 
-def test_a_tool_that_is_told_to_end_leaves_nothing(models: dict[str, Model], tmp_path: Path) -> None:
-    words = [*models['classification'], '--dynamic', '--out', tmp_path / 'out' / 'digits.onnx']
+@pytest.mark.slow
+def test_sigterm_leaves_no_files(models: dict[str, Model], tmp_path: Path) -> None:
+    args = [*models['classification'], '--dynamic', '--out', tmp_path / 'out' / 'digits.onnx']
     process = subprocess.Popen(
-        [sys.executable, 'tools/export.py', *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, 'tools/export.py', *args], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b'tracing')
@@ -300,11 +296,11 @@ def test_a_tool_that_is_told_to_end_leaves_nothing(models: dict[str, Model], tmp
     assert list((tmp_path / 'out').iterdir()) == []
 
 
-def test_the_tool_offers_the_formats_there_are() -> None:
-    assert runpy.run_path(str(ROOT / 'tools' / 'export.py'))['KINDS'] == tuple(FORMATS)
+def test_the_tool_offers_all_formats() -> None:
+    assert runpy.run_path(str(ROOT / 'tools' / 'export.py'))['FORMATS'] == tuple(FORMATS)
 
 
-def test_weights_that_are_not_there_are_named(run_here: Run) -> None:
+def test_missing_checkpoint_raises(run_here: Run) -> None:
     code, _, errors = run_here('export', CONFIGS['classification'], 'gone.pth')
     assert code == 2
     assert "checkpoint 'gone.pth' does not exist" in errors[-1]

@@ -1,4 +1,4 @@
-"""Checking a copy of a data set as a user does: real processes, the common mistakes, Ctrl-C."""
+"""tools/prepare_data.py: real processes, invalid arguments, Ctrl-C."""
 
 import os
 import re
@@ -11,69 +11,67 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.configs.stand_ins import write_all
+from tests.configs.tiny_datasets import write_all
 from tests.conftest import ROOT, run_tool
 
 TOOL = 'tools/prepare_data.py'
 
 
 @pytest.fixture
-def data_sets(tmp_path: Path) -> Path:
-    root = tmp_path / 'data_sets'
+def datasets(tmp_path: Path) -> Path:
+    root = tmp_path / 'datasets'
     write_all(root)
     return root
 
 
 @pytest.mark.parametrize(
-    ('words', 'told'),
+    ('words', 'message'),
     [
-        (['coco', 'nowhere'], "error: 'nowhere' does not exist: give the folder that holds COCO 2017"),
-        (['ade20k', 'README.md'], "error: 'README.md' is no folder: give the folder that holds ADE20K"),
-        (['voc', 'configs'], "error: argument data_set: invalid choice: 'voc'"),
+        (['coco', 'nowhere'], "error: 'nowhere' does not exist: give the folder of COCO 2017"),
+        (['ade20k', 'README.md'], "error: 'README.md' is not a folder: give the folder of ADE20K"),
+        (['voc', 'configs'], "error: argument dataset: invalid choice: 'voc'"),
         (['coco'], 'error: the following arguments are required: path'),
         (['coco', 'configs', '--workers', '0'], 'error: --workers 0: must be 1 or more'),
         (['coco', 'configs', '--quick', '--no-images'], 'error: argument --no-images: not allowed with'),
         (['coco', 'configs', '--no-link', '--link-anyway'], 'error: argument --link-anyway: not allowed'),
     ],
 )
-def test_mistakes_are_told_in_one_line(words: list[str], told: str) -> None:
+def test_invalid_arguments_are_reported_in_one_line(words: list[str], message: str) -> None:
     done = run_tool(TOOL, *words)
     assert done.returncode == 2
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(message)
     assert done.stderr.count('\n') == 1
     assert done.stdout == ''
 
 
-def test_an_occupied_place_is_told_in_one_line(data_sets: Path, tmp_path: Path) -> None:
-    place = tmp_path / 'data' / 'coco'
-    place.mkdir(parents=True)
-    done = run_tool(TOOL, 'coco', data_sets, '--data-root', tmp_path / 'data')
+def test_an_existing_folder_is_reported_in_one_line(datasets: Path, tmp_path: Path) -> None:
+    link = tmp_path / 'data' / 'coco'
+    link.mkdir(parents=True)
+    done = run_tool(TOOL, 'coco', datasets, '--data-root', tmp_path / 'data')
     assert (done.returncode, done.stdout) == (2, '')
-    assert done.stderr.startswith(f'error: {place} is there already and no link: move it away')
+    assert done.stderr.startswith(f'error: {link} exists and is not a link: remove it')
     assert done.stderr.count('\n') == 1
 
 
-def test_faults_are_named_with_their_source_and_the_copy_is_linked_anyway(
-    data_sets: Path, tmp_path: Path
-) -> None:
-    image = data_sets / 'coco' / 'val2017' / '1.jpg'
+def test_problems_are_reported_and_the_copy_is_linked_anyway(datasets: Path, tmp_path: Path) -> None:
+    image = datasets / 'coco' / 'val2017' / '1.jpg'
     image.write_bytes(image.read_bytes()[:1000])
     done = run_tool(
-        TOOL, 'coco', data_sets, '--link-anyway', '--workers', '2', INLINE_DATA_ROOT=str(tmp_path / 'data')
+        TOOL, 'coco', datasets, '--link-anyway', '--workers', '2', INLINE_DATA_ROOT=str(tmp_path / 'data')
     )
     assert done.returncode == 1, done.stderr
     assert '  BAD  val2017: 2 images\n         images: 2, expected 5,000\n' in done.stdout
     assert 'images that cannot be decoded: 1 (1.jpg: ' in done.stdout
     assert 'from http://images.cocodataset.org/zips/val2017.zip\n' in done.stdout
-    assert done.stdout.endswith(f'linked: {tmp_path}/data/coco -> {data_sets}/coco\n')
-    assert (tmp_path / 'data' / 'coco').resolve() == (data_sets / 'coco').resolve()
+    assert done.stdout.endswith(f'linked: {tmp_path}/data/coco -> {datasets}/coco\n')
+    assert (tmp_path / 'data' / 'coco').resolve() == (datasets / 'coco').resolve()
 
 
-def test_progress_and_the_time_that_is_left_are_shown(data_sets: Path) -> None:
-    done = run_tool(TOOL, 'ade20k', data_sets, '--no-link', '--workers', '1')
+def test_progress_and_remaining_time_are_shown(datasets: Path) -> None:
+    done = run_tool(TOOL, 'ade20k', datasets, '--no-link', '--workers', '1')
     assert done.returncode == 1
     assert 'decoding images/training: ' in done.stderr
-    # How many of how many, and the time since the start before the time that is left.
+    # Done and total, elapsed and remaining time.
     assert '0/2 [00:00<?' in done.stderr
 
 
@@ -92,7 +90,7 @@ def test_help_explains_every_flag() -> None:
         assert word in done.stdout
 
 
-def test_ctrl_c_ends_all_processes_with_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_processes_with_one_line(tmp_path: Path) -> None:
     folder = tmp_path / 'coco' / 'train2017'
     folder.mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3)).astype(np.uint8)
@@ -106,10 +104,10 @@ def test_ctrl_c_ends_all_processes_with_one_line(tmp_path: Path) -> None:
     assert process.stderr is not None
     seen = ''
     try:
-        # Some images are through: the workers are at work.
+        # Wait until the workers have decoded some images.
         while not re.search(r'\| [1-9]\d*/', seen) and process.poll() is None:
             seen += process.stderr.read(1)
-        # A terminal sends it to the whole group.
+        # Like a terminal, send it to the process group.
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     except subprocess.TimeoutExpired:

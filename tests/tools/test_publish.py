@@ -1,4 +1,4 @@
-"""From a checkpoint of training to a file that others load, and a card that claims nothing unmeasured."""
+"""Publishing: a file that others can load, and a model card without unmeasured claims."""
 
 import hashlib
 import json
@@ -16,12 +16,13 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from inline import InLineBackbone, create_backbone
+from inline.checkpoints import as_checkpoint
+from inline.checkpoints.model_card import PublishedModelCard
+from inline.checkpoints.safetensors_format import read_safetensors
 from inline.engine.config import load_config
-from inline.engine.model_card import find_entry, render_card
-from inline.engine.pretrained import load_pretrained
-from inline.engine.publish import AVERAGE, LAST_STEP, choose_weights, publish
-from inline.errors import UserError
-from inline.safetensors_files import read_safetensors
+from inline.hub.publish import EMA, LAST_STEP, find_metafile_entry, publish
+from inline.openmmlab.backbones import load_pretrained
+from inline.utils.errors import UserError
 from tests.conftest import ROOT, run_tool
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
@@ -37,7 +38,7 @@ def classifier() -> nn.Module:
 
 
 def save(path: Path, classifier: nn.Module, **changes: Any) -> Path:
-    """A checkpoint as MMEngine writes it at the end of training."""
+    """Save a checkpoint like MMEngine at the end of a training."""
     cfg = load_config(CONFIG)
     cfg.work_dir = '/home/someone/secret'
     meta = {
@@ -65,19 +66,21 @@ def checkpoint(classifier: nn.Module, tmp_path_factory: pytest.TempPathFactory) 
     return save(tmp_path_factory.mktemp('train') / 'iter_300.pth', classifier)
 
 
-@pytest.mark.parametrize('kind', ['safetensors', 'pth'])
-def test_what_is_published_is_small_named_by_its_hash_and_the_same_each_time(
-    kind: str, checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize('file_format', ['safetensors', 'pth'])
+def test_the_file_is_small_reproducible_and_named_by_its_hash(
+    file_format: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    done = publish(checkpoint, tmp_path / 'a', kind)
+    done = publish(checkpoint, tmp_path / 'a', file_format)
     digest = hashlib.sha256(done.file.read_bytes()).hexdigest()
-    assert done.file.name == f'{NAME}-{digest[:8]}.{kind}'
+    assert done.file.name == f'{NAME}-{digest[:8]}.{file_format}'
     assert done.weights == LAST_STEP
     assert done.file.stat().st_size < checkpoint.stat().st_size - 300_000
-    assert publish(checkpoint, tmp_path / 'b', kind).file.name == done.file.name
+    assert publish(checkpoint, tmp_path / 'b', file_format).file.name == done.file.name
     assert not list(tmp_path.rglob('*.part'))
     content = (
-        read_safetensors(done.file) if kind == 'safetensors' else torch.load(done.file, weights_only=True)
+        read_safetensors(done.file)
+        if file_format == 'safetensors'
+        else torch.load(done.file, weights_only=True)
     )
     assert content.keys() == {'state_dict', 'meta'}
     assert content['meta']['dataset_meta'] == {'classes': list('0123456789'), 'palette': [[0] * 3] * 2}
@@ -87,9 +90,7 @@ def test_what_is_published_is_small_named_by_its_hash_and_the_same_each_time(
     assert digest in done.card.read_text()
 
 
-def test_it_loads_as_a_plain_model_and_to_start_from(
-    checkpoint: Path, classifier: nn.Module, tmp_path: Path
-) -> None:
+def test_published_weights_load_in_every_way(checkpoint: Path, classifier: nn.Module, tmp_path: Path) -> None:
     done = publish(checkpoint, tmp_path)
     model = InLineBackbone.from_pretrained(tmp_path)
     x = torch.randn(2, 3, 32, 48)
@@ -103,29 +104,29 @@ def test_it_loads_as_a_plain_model_and_to_start_from(
         assert torch.equal(left, right)
     cfg = load_config(CONFIG)
     backbone = MODELS.build(cfg.model.backbone)
-    fit = load_pretrained(backbone, str(done.file))
-    assert fit.whole
-    with pytest.raises(UserError, match='another architecture'):
+    assert load_pretrained(backbone, str(done.file)).complete
+    assert load_pretrained(backbone, str(tmp_path)).complete
+    with pytest.raises(UserError, match='different architecture'):
         create_backbone('inline_pvt_tiny', tmp_path)
 
 
-@pytest.mark.parametrize('kind', ['safetensors', 'pth'])
-def test_published_again_the_folder_holds_the_new_weights_alone(
-    kind: str, checkpoint: Path, classifier: nn.Module, tmp_path: Path
+@pytest.mark.parametrize('file_format', ['safetensors', 'pth'])
+def test_publishing_again_replaces_the_weights(
+    file_format: str, checkpoint: Path, classifier: nn.Module, tmp_path: Path
 ) -> None:
-    (tmp_path / 'notes-00000000.txt').write_text('of the user')
+    (tmp_path / 'notes-00000000.txt').write_text('a file of the user')
     publish(checkpoint, tmp_path)
     later = {name: value + 1 for name, value in classifier.state_dict().items()}
     path = save(tmp_path / 'later.bin', classifier, state_dict=later)
-    done = publish(path, tmp_path, kind, overwrite=True)
-    published = {f'{NAME}-{done.file.stem[-8:]}.{kind}', 'README.md', 'config.json'}
+    done = publish(path, tmp_path, file_format, overwrite=True)
+    published = {f'{NAME}-{done.file.stem[-8:]}.{file_format}', 'README.md', 'config.json'}
     assert {path.name for path in tmp_path.iterdir()} == {*published, 'later.bin', 'notes-00000000.txt'}
     model = InLineBackbone.from_pretrained(tmp_path)
     assert torch.equal(model.state_dict()['head.fc.bias'], later['head.fc.bias'])
 
 
 @pytest.mark.slow
-def test_the_tools_publish_and_test_it(checkpoint: Path, digit_scenes: Path, tmp_path: Path) -> None:
+def test_the_tools_publish_and_test(checkpoint: Path, digit_scenes: Path, tmp_path: Path) -> None:
     done = run_tool('tools/publish.py', checkpoint, '--out', tmp_path / 'out')
     assert done.returncode == 0, done.stderr[-2000:]
     assert LAST_STEP in done.stdout
@@ -152,15 +153,15 @@ def test_the_tools_publish_and_test_it(checkpoint: Path, digit_scenes: Path, tmp
     assert not (tmp_path / 'b').exists()
     again = run_tool('tools/publish.py', checkpoint, '--out', tmp_path / 'out')
     assert again.returncode == 2
-    assert 'is there already: choose another --out, or --overwrite it' in again.stderr
+    assert 'exists: choose another --out, or pass --overwrite' in again.stderr
     assert len(again.stderr.strip().splitlines()) == 1
 
 
-def test_the_card_tells_the_attention_that_the_blocks_have(classifier: nn.Module, tmp_path: Path) -> None:
+def test_the_card_describes_the_attention_of_the_blocks(classifier: nn.Module, tmp_path: Path) -> None:
     text = load_config(CONFIG).pretty_text
     softmax = load_config(CONFIG.parent / 'pvt-nano_digits.py').pretty_text
     inline = 'Attention: InLine (injective linear attention, with a local residual) in'
-    told = {}
+    cards = {}
     for name, meta in {
         'ours': {'cfg': text},
         'softmax': {'cfg': softmax},
@@ -172,20 +173,20 @@ def test_the_card_tells_the_attention_that_the_blocks_have(classifier: nn.Module
             content = torch.load(path, weights_only=False)
             del content['meta']['cfg'], content['meta']['experiment_name']
             torch.save(content, path)
-        told[name] = publish(path, tmp_path / name).card.read_text()
-    assert inline in told['ours']
-    assert 'Softmax' not in told['ours']
-    assert '- linear-attention\n- inline\n' in told['ours']
-    assert 'Attention: Softmax in' in told['softmax']
-    assert 'linear' not in told['softmax'].replace('inline', '')
-    assert 'Attention' not in told['another']
-    assert inline in told['released']
-    assert 'Softmax in' in told['released']
-    assert all('license' not in text for text in told.values())
+        cards[name] = publish(path, tmp_path / name).card.read_text()
+    assert inline in cards['ours']
+    assert 'Softmax' not in cards['ours']
+    assert '- linear-attention\n- inline\n' in cards['ours']
+    assert 'Attention: Softmax in' in cards['softmax']
+    assert 'linear' not in cards['softmax'].replace('inline', '')
+    assert 'Attention' not in cards['another']
+    assert inline in cards['released']
+    assert 'Softmax in' in cards['released']
+    assert all('license' not in text for text in cards.values())
 
 
-def test_the_moving_average_is_what_is_published(tmp_path: Path) -> None:
-    """MMEngine's own hook decides where in a checkpoint the average stands."""
+def test_the_moving_average_is_published() -> None:
+    """The checkpoint is written by MMEngine's EMAHook."""
     model = nn.Linear(2, 1)
     hook = EMAHook()
     runner = SimpleNamespace(model=model, iter=0, epoch=0)
@@ -194,12 +195,12 @@ def test_the_moving_average_is_what_is_published(tmp_path: Path) -> None:
     nn.init.ones_(hook.ema_model.module.weight)
     content: dict[str, Any] = {'state_dict': model.state_dict()}
     hook.before_save_checkpoint(runner, content)
-    weights, which = choose_weights(content, tmp_path / 'c.pth')
-    assert which == AVERAGE
-    assert torch.equal(weights['weight'], torch.ones(1, 2))
+    checkpoint = as_checkpoint(content, 'c.pth')
+    assert checkpoint.is_ema
+    assert torch.equal(checkpoint.state_dict['weight'], torch.ones(1, 2))
 
 
-class Evil:
+class RunsCode:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
@@ -207,26 +208,25 @@ class Evil:
         return Path.touch, (self.mark,)
 
 
-def test_what_is_not_fit_to_publish_is_refused(classifier: nn.Module, tmp_path: Path) -> None:
+def test_unusable_checkpoints_are_refused(classifier: nn.Module, tmp_path: Path) -> None:
     mark, out = tmp_path / 'mark', tmp_path / 'out'
     infinite = {**classifier.state_dict(), 'head.fc.bias': torch.full((10,), torch.nan)}
     damaged = tmp_path / 'damaged.pth'
-    damaged.write_bytes(save(tmp_path / 'whole.pth', classifier).read_bytes()[:20_000])
-    for path, told in (
-        (save(tmp_path / 'evil.pth', classifier, evil=Evil(mark)), 'which is not data'),
+    damaged.write_bytes(save(tmp_path / 'complete.pth', classifier).read_bytes()[:20_000])
+    for path, message in (
+        (save(tmp_path / 'code.pth', classifier, extra=RunsCode(mark)), 'which is not plain data'),
         (damaged, 'cannot be read'),
         (save(tmp_path / 'nan.pth', classifier, state_dict=infinite), r'head\.fc\.bias is not finite'),
-        (save(tmp_path / 'none.pth', classifier, state_dict={}), 'holds no weights'),
-        (save(tmp_path / 'c.pth', classifier, state_dict={'cls_token': torch.zeros(1)}), 'authors'),
-        (tmp_path / 'gone.pth', 'cannot be read'),
+        (save(tmp_path / 'none.pth', classifier, state_dict={}), 'contains no weights'),
+        (tmp_path / 'gone.pth', 'does not exist'),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             publish(path, out)
     assert not mark.exists()
     assert not out.exists()
 
 
-def test_a_config_inside_a_checkpoint_is_read_and_never_run(classifier: nn.Module, tmp_path: Path) -> None:
+def test_the_config_in_a_checkpoint_is_never_run(classifier: nn.Module, tmp_path: Path) -> None:
     mark = tmp_path / 'mark'
     publish(save(tmp_path / 'c.pth', classifier), tmp_path / 'out')
     assert (tmp_path / 'out' / 'config.json').exists()
@@ -242,7 +242,7 @@ def test_a_config_inside_a_checkpoint_is_read_and_never_run(classifier: nn.Modul
 
 
 @pytest.mark.parametrize('name', ['../../evil', '..', '/evil', '.hidden'])
-def test_the_name_of_a_run_cannot_lead_out_of_the_folder(
+def test_the_name_of_a_run_cannot_escape_the_folder(
     name: str, classifier: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -252,52 +252,54 @@ def test_the_name_of_a_run_cannot_lead_out_of_the_folder(
     assert done.file.name.startswith('mine-')
 
 
-def card(entry: dict[str, Any] | None, license_id: str | None = None) -> str:
-    return render_card(
+def render(entry: dict[str, Any] | None, license_id: str | None = None) -> str:
+    card = PublishedModelCard(
         name='net',
+        config='configs/net.py',
         file='net-12345678.safetensors',
         digest='12345678' * 8,
         parameters=1_500_000,
-        weights=AVERAGE,
+        weights=EMA,
         meta={'cfg': "default_scope = 'mmdet'", 'dataset_meta': {'classes': list('abcdefghijkl')}},
-        entry=entry,
-        plain=False,
+        metafile_entry=entry,
+        is_backbone=False,
         attention={'Softmax': 2},
         license_id=license_id,
     )
+    return card.render()
 
 
-def test_the_card_keeps_measured_and_expected_apart() -> None:
+def test_the_card_separates_measured_and_expected_results() -> None:
     entry = {
         'Name': 'net',
         'Config': 'configs/net.py',
         'Metadata': {'Training Data': 'COCO', 'Expected': {'box AP': 45.6, 'Source': 'paper'}},
     }
-    text = card(entry)
+    text = render(entry)
     front = yaml.safe_load(text.split('---')[1])
     assert front['pipeline_tag'] == 'object-detection'
     assert front['tags'] == []
     assert 'license' not in front
-    assert yaml.safe_load(card(entry, 'mit').split('---')[1])['license'] == 'mit'
+    assert yaml.safe_load(render(entry, 'mit').split('---')[1])['license'] == 'mit'
     assert 'Attention: Softmax in 2 blocks.\n' in text
     assert '12 classes: a, b, c, d, e, f, g, h, i, j and 2 more' in text
     assert 'moving average' in text
-    assert 'Expected of this config (source: paper), not measured here:\n\n| metric | value |' in text
-    assert 'No figure of this file was measured' in text
+    assert 'Expected for this config (source: paper), not measured:\n\n| metric | value |' in text
+    assert 'No result of this file has been measured' in text
     results = [{'Dataset': 'COCO', 'Task': 'Object Detection', 'Metrics': {'box AP': 44.4}}]
-    text = card({**entry, 'Results': results})
-    measured, expected = text.split('Expected of this config')
+    text = render({**entry, 'Results': results})
+    measured, expected = text.split('Expected for this config')
     assert 'Measured with this code and config on COCO' in measured
     assert '44.4' in measured
     assert '45.6' not in measured
     assert '45.6' in expected
-    assert 'box AP' not in card(None)
+    assert 'box AP' not in render(None)
 
 
-def test_the_card_is_of_the_metafile() -> None:
-    by_config = find_entry('inline-swin-tiny_8xb128_in1k')
+def test_metafile_entries_are_found() -> None:
+    by_config = find_metafile_entry('inline-swin-tiny_8xb128_in1k')
     assert by_config is not None
-    assert by_config == find_entry('inline-swin-tiny')
+    assert by_config == find_metafile_entry('inline-swin-tiny')
     assert by_config['Metadata']['Expected']['top-1'] == 82.4
-    assert (find_entry('inline-swin-base-384') or {})['Name'] == 'inline-swin-base_8xb64_in1k-384px'
-    assert find_entry('unknown') is None
+    assert (find_metafile_entry('inline-swin-base-384') or {})['Name'] == 'inline-swin-base_8xb64_in1k-384px'
+    assert find_metafile_entry('unknown') is None

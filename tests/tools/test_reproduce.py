@@ -1,22 +1,20 @@
-"""Rows of the digits table, measured through the tools in real processes."""
+"""tools/reproduce.py: rows of the digits table, trained and tested in real processes."""
 
 import csv
-import os
-import signal
-import subprocess
-import sys
-import time
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_tool
+from inline.reproduce.provenance import path_digest
+from tests.conftest import run_tool
 
 QUICK = [
     'train_dataloader.batch_size=4',
     'train_dataloader.num_workers=0',
     'train_dataloader.persistent_workers=False',
     'default_hooks.checkpoint.interval=2',
+    'default_hooks.checkpoint.max_keep_ckpts=2',
 ]
 
 
@@ -45,7 +43,7 @@ def test_rows_are_trained_once_tested_and_compared(digit_scenes: Path, tmp_path:
     ]
     assert 0 <= float(lines[0]['top1']) <= 100
     assert (lines[0]['miou'], lines[1]['top1']) == ('', '')
-    for column in ('commit', 'hardware', 'versions', 'date', 'digest'):
+    for column in ('commit', 'hardware', 'versions', 'date', 'config_digest', 'data_digest', 'digest'):
         assert lines[0][column]
     table = [line.split() for line in done.stdout.splitlines()]
     assert ['row', 'metric', 'expected', 'measured', 'difference'] in table
@@ -54,46 +52,37 @@ def test_rows_are_trained_once_tested_and_compared(digit_scenes: Path, tmp_path:
 
     again = run_tool(*command)
     assert again.returncode == 0, again.stderr[-2000:]
-    assert again.stdout.count('trained already') == 2
+    assert again.stdout.count('already trained') == 2
     assert read(tmp_path) == lines
 
-    checkpoint = tmp_path / 'work' / 'digits' / 'inline-pvt-nano' / 'iter_4.pth'
-    tested = run_tool(
-        *words(tmp_path, digit_scenes.parent, 4, '--row', 'inline-pvt-nano', '--weights', checkpoint)
-    )
+    folder = tmp_path / 'work' / 'digits' / 'inline-pvt-nano'
+    checkpoint = folder / 'iter_4.pth'
+    row = ['--row', 'inline-pvt-nano']
+    tested = run_tool(*words(tmp_path, digit_scenes.parent, 4, *row, '--weights', checkpoint))
     assert tested.returncode == 0, tested.stderr[-2000:]
     last = read(tmp_path)[-1]
     assert (last['how'], last['top1']) == ('tested', lines[0]['top1'])
-    assert last['weights'].startswith('iter_4.pth ')
+    assert last['weights'] == f'iter_4.pth {path_digest(checkpoint)[:12]}'
+    assert last['data_digest'] != lines[0]['data_digest'], 'a test reads only the test data'
+
+    # Recreate the files of a run that was killed after its second iteration.
+    checkpoint.unlink()
+    (folder / 'last_checkpoint').write_text(str(folder / 'iter_2.pth'))
+    record = json.loads((folder / 'run.json').read_text())
+    (folder / 'run.json').write_text(json.dumps({**record, 'finished': False}))
+    (tmp_path / 'digits.csv').unlink()
+    resumed = run_tool(*words(tmp_path, digit_scenes.parent, 4, '--train', *row))
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert 'resumed epoch' in resumed.stdout + resumed.stderr
+    (line,) = read(tmp_path)
+    assert {**line, 'commit': ''} == {**lines[0], 'commit': ''}
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on(digit_scenes: Path, tmp_path: Path) -> None:
-    command = words(tmp_path, digit_scenes.parent, 30, '--train', '--row', 'inline-pvt-nano')
-    folder = tmp_path / 'work' / 'digits' / 'inline-pvt-nano'
-    process = subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 120
-    while not (folder / 'last_checkpoint').is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / 'digits.csv').exists()
-    done = run_tool(*command)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert 'resumed epoch' in done.stdout + done.stderr
-    assert len(read(tmp_path)) == 1
-
-
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_errors_are_one_line(tmp_path: Path) -> None:
     for more, message in (
-        (['--table', 'digits'], 'testing inline-pvt-nano needs its trained weights'),
-        (['--table', 'digits', '--weights', 'x.pth'], '--weights are of one row'),
+        (['--table', 'digits'], 'testing inline-pvt-nano needs trained weights'),
+        (['--table', 'digits', '--weights', 'x.pth'], '--weights needs exactly one --row'),
         (
             ['--table', 'digits', '--row', 'pvt-nano', '--weights', 'x.pth'],
             "--weights 'x.pth' does not exist",
@@ -107,6 +96,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert done.stderr.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_rows_are_listed_and_shown(tmp_path: Path) -> None:
     done = run_tool('tools/reproduce.py', 'list', '--table', 'ade20k', '--results', tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,7 @@
-"""Trainings that lose a worker, a machine or their place in SLURM, as a user runs them: real processes."""
+"""Trainings that lose a worker or their SLURM job, run by the launch scripts in real processes."""
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from inline.engine.resume import PREEMPTED_NAME
-from inline.engine.signals import PREEMPTED
-from tests.conftest import ROOT, free_port, run_tool
+from inline.engine.signals import EXIT_PREEMPTED
+from tests.conftest import ROOT, free_port, link_programs, run_tool
 
 CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
-STEPS = 70
+STEPS = 60
 
 
 def options(data: Path, work_dir: Path) -> list[str]:
-    """A training of small steps with a checkpoint after every tenth."""
+    """Return the flags of a training with small steps and a checkpoint after every tenth."""
     settings = {
         'train_cfg.max_iters': STEPS,
         'train_cfg.val_interval': STEPS,
@@ -41,7 +40,7 @@ def options(data: Path, work_dir: Path) -> list[str]:
 
 
 def logged_steps(work_dir: Path) -> list[list[int]]:
-    """The steps of each start, in the order of the starts."""
+    """Return the logged steps of each start, in order."""
     starts = []
     for path in sorted(work_dir.glob('*/vis_data/scalars.json')):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -49,13 +48,19 @@ def logged_steps(work_dir: Path) -> list[list[int]]:
     return starts
 
 
-class Launcher:
-    """tools/dist_train.sh in the background, its output in a file."""
+def count_logged_lines(work_dir: Path, start: int) -> int:
+    """Return the number of lines that a start has logged so far."""
+    files = sorted(work_dir.glob('*/vis_data/scalars.json'))
+    return len(files[start].read_text().splitlines()) if len(files) > start else 0
 
-    def __init__(self, words: list[str], log: Path, **env: str) -> None:
+
+class Launcher:
+    """tools/dist_train.sh in the background, with its output in a file."""
+
+    def __init__(self, arguments: list[str], log: Path, **env: str) -> None:
         self.log = log
         self.process = subprocess.Popen(
-            ['bash', 'tools/dist_train.sh', CONFIG, *words],
+            ['bash', 'tools/dist_train.sh', CONFIG, *arguments],
             cwd=ROOT,
             env={**os.environ, 'PYTHON': sys.executable, **env},
             stdout=log.open('w'),
@@ -63,22 +68,22 @@ class Launcher:
         )
 
     def workers(self) -> list[int]:
-        """The processes that the launcher has started."""
+        """Return the process ids of the workers."""
         pid = self.process.pid
         return [int(child) for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
 
-    def wait_for(self, path: Path) -> None:
+    def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 1200
-        while not path.exists():
-            assert self.process.poll() is None, self.told()
-            assert time.monotonic() < deadline, self.told()
+        while not condition():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.02)
 
-    def told(self) -> str:
-        return self.log.read_text()[-5000:]
+    def output(self) -> str:
+        return self.log.read_text()
 
-    def end(self) -> None:
-        """Leave no process behind, whatever the test came to."""
+    def kill(self) -> None:
+        """Kill the launcher and its workers."""
         if self.process.poll() is None:
             for process in (self.process.pid, *self.workers()):
                 os.kill(process, signal.SIGKILL)
@@ -87,89 +92,56 @@ class Launcher:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
-    """Starts a launcher with its flags, the name of its log, and its environment."""
+    """Return a function that starts a launcher, given its flags, the name of its log and its environment."""
     with ExitStack() as started:
 
-        def start(words: list[str], log: str, **env: str) -> Launcher:
-            launcher = Launcher(words, tmp_path / log, **env)
-            started.callback(launcher.end)
+        def start(arguments: list[str], log: str, **env: str) -> Launcher:
+            launcher = Launcher(arguments, tmp_path / log, **env)
+            started.callback(launcher.kill)
             return launcher
 
         yield start
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_told_to_stop_save_and_go_on(
+def test_run_survives_a_killed_worker_and_saves_when_it_is_stopped(
     launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
 ) -> None:
+    """Kill a worker, stop the restarted run with SIGTERM, and resume it with one process."""
     work_dir = tmp_path / 'run'
-    words = ['2', *options(digit_scenes, work_dir)]
-    launcher = launch(words, 'stopped', PORT=free_port())
-    launcher.wait_for(work_dir / 'iter_10.pth')
-    launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.process.wait(timeout=1200) == PREEMPTED, launcher.told()
-    assert (work_dir / PREEMPTED_NAME).is_file()
-    assert launcher.told().count('stopped by SIGTERM after step') == 1
-    assert 'Traceback' not in launcher.told()
-    resumed = launch([words[0], '--resume', *words[1:]], 'resumed', PORT=free_port())
-    assert resumed.process.wait(timeout=1200) == 0, resumed.told()
-    first, second = logged_steps(work_dir)
-    assert len(first) < STEPS
-    assert [*first, *second] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.slow
-def test_a_training_survives_the_death_of_a_worker(
-    launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
-) -> None:
-    work_dir = tmp_path / 'run'
-    launcher = launch(['2', *options(digit_scenes, work_dir)], 'log', PORT=free_port())
-    launcher.wait_for(work_dir / 'iter_10.pth')
+    flags = options(digit_scenes, work_dir)
+    launcher = launch(['2', *flags], 'log', PORT=free_port())
+    launcher.wait_for((work_dir / 'iter_10.pth').exists)
     os.kill(launcher.workers()[1], signal.SIGKILL)
-    assert launcher.process.wait(timeout=1200) == 0, launcher.told()
-    first, second = logged_steps(work_dir)
-    assert first[0] == 1
-    assert len(first) < STEPS
-    # A step that was logged twice was lost with the worker; none is missing.
-    assert second == list(range(second[0], STEPS + 1))
+    launcher.wait_for(lambda: count_logged_lines(work_dir, start=1) > 3)
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.process.wait(timeout=1200) == EXIT_PREEMPTED, launcher.output()
+    _, message, output = launcher.output().partition('rank 1 was killed by SIGKILL: restarting all workers')
+    assert message
+    assert output.count('stopped by SIGTERM after step') == 1
+    assert 'Traceback' not in output
+    assert (work_dir / PREEMPTED_NAME).is_file()
+    # One process with batch size 4 trains on the same batches as two ranks with batch size 2.
+    resumed = run_tool('tools/train.py', CONFIG, '--resume', *flags, 'train_dataloader.batch_size=4')
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    first, second, third = logged_steps(work_dir)
+    # The restarted run begins after the last checkpoint. Steps after it were lost with the worker.
+    assert first == list(range(1, len(first) + 1))
+    assert second == list(range(second[0], second[0] + len(second)))
     assert second[0] % 10 == 1
     assert 10 < second[0] <= len(first) + 1
-    assert (work_dir / f'iter_{STEPS}.pth').is_file()
-
-
-@pytest.mark.slow
-def test_two_machines_train_together_and_one_comes_back(
-    launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
-) -> None:
-    """Two loopback addresses stand for the machines. The one that doesn't keep the list is killed."""
-    work_dir = tmp_path / 'run'
-    words = ['1', *options(digit_scenes, work_dir)]
-    meeting = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'PORT': free_port()}
-    stays = launch(words, 'stays', NODE_RANK='0', **meeting)
-    elsewhere = {'NODE_RANK': '1', 'LOCAL_ADDR': '127.0.0.2', **meeting}
-    lost = launch(words, 'lost', **elsewhere)
-    lost.wait_for(work_dir / 'iter_10.pth')
-    for process in (lost.process.pid, *lost.workers()):
-        os.kill(process, signal.SIGKILL)
-    lost.process.wait(timeout=60)
-    back = launch(words, 'back', **elsewhere)
-    assert stays.process.wait(timeout=1200) == 0, stays.told()
-    assert back.process.wait(timeout=1200) == 0, back.told()
-    first, second = logged_steps(work_dir)
-    assert len(first) < STEPS
-    assert second == list(range(second[0], STEPS + 1))
-    assert 10 < second[0] <= len(first) + 1
-    assert 'GPU number: 2' in max(work_dir.glob('*/*.log')).read_text()
+    # The resumed run loses nothing.
+    assert third == list(range(second[-1] + 1, STEPS + 1))
 
 
 @pytest.mark.parametrize('name', ['MAX_RESTARTS', 'REJOIN_SECONDS', 'GRACE_SECONDS', 'NODE_RANK'])
-def test_a_count_that_is_none_is_refused(name: str) -> None:
+def test_variable_that_is_not_a_number_is_refused(name: str) -> None:
     done = run_tool('tools/dist_train.sh', CONFIG, '2', **{name: 'often'})
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {name} is 'often': must be a whole number, at least ")
+    assert done.stderr.startswith(f"error: {name} is 'often': must be an integer, at least ")
 
 
-# What SLURM does, as its manuals have it. A job that is queued again starts again from its batch script.
+# Programs that behave like those of SLURM. A requeued job runs its batch script again.
 SBATCH = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > {folder}/sbatch
 script=${{@: -1}}
@@ -183,49 +155,71 @@ if [ -f {folder}/requeue ]; then
 fi
 exit $code
 """
-# Warns the task in its first start, when it has logged a step; ends with the task's code.
+# In the first start, signals the task and the parent of this script as soon as the task runs.
 SRUN = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > {folder}/srun"${{SLURM_RESTART_COUNT:-0}}"
-while [ "$1" != {python} ]; do shift; done
-SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 MASTER_PORT={port} "$@" &
-task=$!
+while [ "$1" != {folder}/bin/training ]; do shift; done
+"$@" &
 if [ -z "${{SLURM_RESTART_COUNT:-}}" ]; then
-    until [ -s "$(ls {work_dir}/*/vis_data/scalars.json 2> /dev/null)" ]; do
-        kill -0 $task || break
-        sleep 0.05
-    done
-    kill -USR1 $task
+    until [ -f {folder}/running ]; do sleep 0.02; done
+    kill -USR1 $PPID $!
 fi
-wait $task
+wait $!
 """
 SCONTROL = """#!/usr/bin/env bash
 [ "$*" = 'requeue 77' ] && touch {folder}/requeue
 """
+# Replaces `python tools/train.py`: runs until it is stopped in the first start, exits at once in the second.
+TRAINING = """#!/usr/bin/env bash
+[ -n "${{SLURM_RESTART_COUNT:-}}" ] && exit {second}
+trap 'exit 75' USR1
+touch {folder}/running
+while :; do sleep 0.02; done
+"""
+
+
+@pytest.mark.parametrize('second', [0, 1])
+def test_slurm_batch_job_requeues_itself_and_continues(second: int, tmp_path: Path) -> None:
+    programs = {'sbatch': SBATCH, 'srun': SRUN, 'scontrol': SCONTROL, 'training': TRAINING}
+    path = link_programs(tmp_path / 'bin', 'bash', 'dirname', 'env', 'mkdir', 'rm', 'sleep', 'touch')
+    for name, script in programs.items():
+        program = tmp_path / 'bin' / name
+        program.write_text(script.format(folder=tmp_path, second=second))
+        program.chmod(0o755)
+    done = run_tool(
+        'tools/slurm_train.sh', 'part', 'job', CONFIG, tmp_path / 'run', '--amp',
+        PATH=path, PYTHON=str(tmp_path / 'bin' / 'training'),
+        BATCH='1', SBATCH_ARGS='--time=1:00', SRUN_ARGS='--quiet', GPUS='1', WARNING_SECONDS='60',
+    )  # fmt: skip
+    assert done.returncode == second, done.stderr
+    asked = set((tmp_path / 'sbatch').read_text().splitlines())
+    assert {'--requeue', '--signal=USR1@60', '--open-mode=append', '--time=1:00', '--ntasks=1'} <= asked
+    starts = [(tmp_path / f'srun{count}').read_text().splitlines() for count in (0, 1)]
+    assert starts[0] == starts[1]
+    assert {'--quiet', '--signal=USR1@60', '--amp', '--work-dir', str(tmp_path / 'run')} <= set(starts[0])
+    # Only the preempted start is queued again, not one that failed or finished.
+    assert done.stdout.count('job 77 is queued again') == 1
 
 
 @pytest.mark.slow
-def test_a_batch_job_of_slurm_queues_itself_again_and_goes_on(digit_scenes: Path, tmp_path: Path) -> None:
-    work_dir = tmp_path / 'run'
-    for name, script in {'sbatch': SBATCH, 'srun': SRUN, 'scontrol': SCONTROL}.items():
-        path = tmp_path / 'bin' / name
-        path.parent.mkdir(exist_ok=True)
-        python = shlex.quote(sys.executable)
-        path.write_text(script.format(folder=tmp_path, work_dir=work_dir, python=python, port=free_port()))
-        path.chmod(0o755)
-    done = run_tool(
-        'tools/slurm_train.sh', 'part', 'job', CONFIG, work_dir, *options(digit_scenes, work_dir)[2:],
-        timeout=2400, PATH=f'{tmp_path / "bin"}:{os.environ["PATH"]}',
-        BATCH='1', SBATCH_ARGS='--time=1:00', SRUN_ARGS='--quiet', GPUS='1', WARNING_SECONDS='60',
+def test_training_runs_as_a_slurm_task(digit_scenes: Path, tmp_path: Path) -> None:
+    """A restarted task continues from the checkpoint of the first start, without --resume."""
+    flags = [*options(digit_scenes, tmp_path), 'train_dataloader.num_workers=0']
+    flags += ['train_dataloader.persistent_workers=False', 'train_cfg.val_interval=100']
+    task = {
+        'SLURM_PROCID': '0',
+        'SLURM_NTASKS': '1',
+        'SLURM_LOCALID': '0',
+        'SLURM_LAUNCH_NODE_IPADDR': '127.0.0.1',
+        'MASTER_PORT': free_port(),
+    }
+    first = run_tool(
+        'tools/train.py', CONFIG, '--launcher', 'slurm', *flags, 'train_cfg.max_iters=10', **task
+    )
+    assert first.returncode == 0, first.stderr[-3000:]
+    again = run_tool(
+        'tools/train.py', CONFIG, '--launcher', 'slurm', *flags, 'train_cfg.max_iters=12',
+        SLURM_RESTART_COUNT='1', **task,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    asked = (tmp_path / 'sbatch').read_text().splitlines()
-    assert {'--requeue', '--signal=USR1@60', '--open-mode=append', '--time=1:00', '--ntasks=1'} <= set(asked)
-    assert {'--quiet', '--signal=USR1@60'} <= set((tmp_path / 'srun0').read_text().splitlines())
-    assert 'job 77 is queued again' in done.stdout
-    # The end of the first start is one line, and the second takes up the very next step.
-    told = done.stdout + done.stderr
-    assert 'Traceback' not in told
-    assert told.count('stopped by SIGUSR1 after step') == 1
-    first, second = logged_steps(work_dir)
-    assert len(first) < STEPS
-    assert [*first, *second] == list(range(1, STEPS + 1))
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert logged_steps(tmp_path) == [list(range(1, 11)), [11, 12]]

@@ -1,4 +1,4 @@
-# A plain transformer with a class token on 64 patches of 4 × 4 pixels, from digits at 32 pixels.
+# A plain transformer with a class token on digits at 32 pixels: 64 patches of 4 × 4 pixels.
 _base_ = 'digits.py'
 train_dataloader = _base_.train_dataloader
 train_dataloader.dataset.pipeline[1].scale = 32

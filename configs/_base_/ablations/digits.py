@@ -1,5 +1,5 @@
-# Digits at 64 pixels for comparing attentions: what all tables share but the backbone. Training ends before
-# it has converged, where attentions differ.
+# Digits at 64 pixels for comparing attentions: everything that the tables share except the backbone. Training
+# ends before it has converged, where attentions differ.
 _base_ = '../digits/classification.py'
 train_dataloader = _base_.train_dataloader
 train_dataloader.dataset.pipeline[1].scale = 64
@@ -16,5 +16,5 @@ model = dict(
     ),
 )
 optim_wrapper = dict(optimizer=dict(lr=3e-3, betas=(0.9, 0.95)))
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=800, val_interval=800)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=800, val_interval=800)
 default_hooks = dict(checkpoint=dict(interval=800))

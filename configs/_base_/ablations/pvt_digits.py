@@ -1,4 +1,4 @@
-# A pyramid with maps of 16 × 16, 8 × 8 and 4 × 4 tokens. How it was chosen: docs/ablations.md.
+# A pyramid with maps of 16 × 16, 8 × 8 and 4 × 4 tokens. docs/ablations.md explains the choice.
 _base_ = 'digits.py'
 train_dataloader = dict(batch_size=32)
 model = dict(
@@ -10,15 +10,15 @@ model = dict(
         out_norm=True,
         init_cfg=[
             dict(type='Xavier', layer='Linear', distribution='uniform'),
-            # Patches have a deviation of 1: beside them the usual 0.02 would not be seen for long.
+            # Patch embeddings have a standard deviation of 1: positions with the usual 0.02 have no effect.
             dict(type='Normal', layer='PositionEmbedding', std=0.3),
         ],
     ),
     neck=dict(type='GlobalAveragePooling'),
     head=dict(in_channels=128),
 )
-# As for the classifier of digits: so small a network leaves chance level late unless the rate grows slowly
-# and the optimizer's memory of squared gradients is short.
+# As in configs/digits: a network this small stays at chance level for long unless beta2 is small and the
+# warm-up is slow.
 optim_wrapper = dict(optimizer=dict(lr=1e-3, betas=(0.9, 0.9)))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=300),

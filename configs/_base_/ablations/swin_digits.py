@@ -1,4 +1,4 @@
-# A pyramid of four stages whose first map is 16 × 16, from digits at 64 pixels.
+# A pyramid of four stages on digits at 64 pixels; the first map has 16 × 16 tokens.
 _base_ = 'digits.py'
 model = dict(
     backbone=dict(

@@ -1,4 +1,4 @@
-# Swin's settings in mmseg.
+# The settings of Swin in mmseg.
 _base_ = [
     'mmseg::_base_/models/upernet_r50.py',
     'mmseg::_base_/datasets/ade20k.py',
@@ -21,7 +21,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500),
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False, begin=1500, end=160000),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=160000, val_interval=16000)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=160000, val_interval=16000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=16)

@@ -1,5 +1,5 @@
-# Three heads of four convolutions and one fully connected layer, with GIoU: as in Swin's and
-# Agent-Attention's repositories.
+# Three heads with four convolutions and one fully connected layer, and GIoU loss, as in the repositories of
+# Swin and Agent-Attention.
 _base_ = [
     'mmdet::_base_/models/cascade-mask-rcnn_r50_fpn.py',
     'mmdet::_base_/datasets/coco_instance.py',

@@ -3,6 +3,6 @@ _base_ = [
     'mmdet::_base_/datasets/coco_instance.py',
     '../runtime/mmdet.py',
 ]
-# The leaf says which of our backbones; nothing of ResNet's stays.
+# Remove all arguments of ResNet; each config sets its backbone.
 model = dict(backbone=dict(_delete_=True))
 auto_scale_lr = dict(enable=False, base_batch_size=16)

@@ -1,7 +1,7 @@
-# The shorter side 480 to 800, or a crop of 384 to 600 first: the augmentation of DETR, as for Swin 3x.
+# Shorter side 480 to 800, or first a random crop of 384 to 600: DETR's augmentation, as for Swin 3x.
 _scales = [(side, 1333) for side in range(480, 801, 32)]
 multi_scale_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='RandomFlip', prob=0.5),
     dict(

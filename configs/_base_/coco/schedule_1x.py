@@ -1,6 +1,6 @@
-# 12 epochs, the rate divided by ten after 8 and 11. The optimizer's figures are those of PVT's repository for
-# Mask R-CNN; leaves of other backbones and detectors state theirs.
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1)
+# 12 epochs, the learning rate divided by ten after 8 and 11. The optimizer is that of Mask R-CNN in PVT's
+# repository; configs of other backbones and detectors override it.
+train_cfg = dict(type='inline.ResumableEpochTrainLoop', max_epochs=12, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(

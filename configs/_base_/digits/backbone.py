@@ -1,5 +1,5 @@
-# A four-stage InLine pyramid that trains on two CPU cores in minutes. Every level passes a norm of its
-# own: without it the gradients of a detector trained from scratch are unstable.
+# A four-stage InLine PVT that trains on two CPU cores in minutes. Every output has a norm: without it the
+# gradients of a detector trained from scratch are unstable.
 backbone = dict(
     type='inline.InLinePVT',
     arch=dict(
@@ -9,10 +9,10 @@ backbone = dict(
         mlp_ratios=(4, 4, 4, 3),
     ),
     img_size=48,
-    # A digit may be anywhere: what is learned of absolute places does not carry over to the scenes.
+    # Absolute positions learned on single digits would not transfer to the scenes.
     absolute_position=False,
     out_norm=True,
     drop_path_rate=0.05,
-    # The usual deviation of 0.02 is meant for wide layers; in these narrow ones learning starts late.
+    # The usual standard deviation of 0.02 is for wide layers; narrow ones learn slowly with it.
     init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform'),
 )

@@ -1,4 +1,4 @@
-# One digit an image, 48×48, in ImageNet's folder layout.
+# One digit per image, 48×48, in ImageNet's folder layout.
 _base_ = ['../runtime/mmpretrain.py', 'backbone.py', 'optimizer.py']
 data_preprocessor = dict(
     num_classes=10, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
@@ -13,7 +13,7 @@ train_dataloader = dict(
         **_dataset,
         data_prefix='train',
         pipeline=[
-            dict(type='LoadImageFromFile'),
+            dict(type='inline.LoadImage'),
             dict(
                 type='RandomResizedCrop',
                 scale=48,
@@ -33,7 +33,7 @@ val_dataloader = dict(
         **_dataset,
         data_prefix='val',
         pipeline=[
-            dict(type='LoadImageFromFile'),
+            dict(type='inline.LoadImage'),
             dict(type='Resize', scale=(48, 48)),
             dict(type='PackInputs'),
         ],
@@ -46,5 +46,5 @@ log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=20, log_metric_by_epoch=False),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
+    checkpoint=dict(by_epoch=False, interval=200, max_keep_ckpts=1),
 )

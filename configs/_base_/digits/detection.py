@@ -16,7 +16,7 @@ train_dataloader = dict(
         data_prefix=dict(img='images/training'),
         filter_cfg=dict(filter_empty_gt=True, min_size=1),
         pipeline=[
-            dict(type='LoadImageFromFile'),
+            dict(type='inline.LoadImage'),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(type='PhotoMetricDistortion'),
             dict(type='Resize', scale=(88, 88), keep_ratio=True),
@@ -35,7 +35,7 @@ val_dataloader = dict(
         data_prefix=dict(img='images/validation'),
         test_mode=True,
         pipeline=[
-            dict(type='LoadImageFromFile'),
+            dict(type='inline.LoadImage'),
             dict(type='Resize', scale=(88, 88), keep_ratio=True),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
@@ -54,5 +54,5 @@ log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=20, log_metric_by_epoch=False),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
+    checkpoint=dict(by_epoch=False, interval=200, max_keep_ckpts=1),
 )

@@ -1,2 +1,2 @@
-# One narrow block a stage: trains in seconds where the small backbone takes minutes.
+# One narrow block per stage: trains in seconds.
 nano = dict(embed_dims=(24, 48, 64, 96), depths=(1, 1, 1, 1), num_heads=(2, 4, 4, 6), mlp_ratios=(3, 3, 3, 3))

@@ -1,15 +1,15 @@
-# Your own boxes, or boxes and masks, in COCO's format; files, folders and categories are found in the data.
+# Your own boxes, or boxes and masks, in COCO format. Files, folders and categories are read from the data.
 _base_ = '../runtime/mmdet.py'
-own_data = 'coco-format'
+custom_data = 'coco-format'
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='LoadAnnotations', with_bbox=True),
     dict(type='Resize', scale=(1333, 800), keep_ratio=True),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='Resize', scale=(1333, 800), keep_ratio=True),
     dict(type='LoadAnnotations', with_bbox=True),
     dict(
@@ -49,7 +49,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=50),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=True, convert_to_iter_based=True),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=12, val_interval=1)
+train_cfg = dict(type='inline.ResumableEpochTrainLoop', max_epochs=12, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
 default_hooks = dict(

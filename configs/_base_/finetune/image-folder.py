@@ -1,12 +1,12 @@
-# Your own images in train/CLASS/ and val/CLASS/; the classes are read from the folders. A light recipe for
-# weights that know images already: 30 epochs, a small rate, the lower layers slower than the upper ones.
+# Your own images in train/CLASS/ and val/CLASS/; the classes are the names of the folders. A short recipe for
+# pretrained weights: 30 epochs, a small learning rate with layer-wise decay.
 _base_ = '../runtime/mmpretrain.py'
-own_data = 'image-folder'
+custom_data = 'image-folder'
 data_preprocessor = dict(
     num_classes=1, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
 )
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(
         type='RandomResizedCrop',
         scale=224,
@@ -19,7 +19,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),
     dict(type='PackInputs'),
@@ -63,7 +63,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=True, end=2, convert_to_iter_based=True),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=True, convert_to_iter_based=True),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=30, val_interval=1)
+train_cfg = dict(type='inline.ResumableEpochTrainLoop', max_epochs=30, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
 default_hooks = dict(

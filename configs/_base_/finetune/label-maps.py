@@ -1,11 +1,11 @@
-# Your own images in images/{train,val}/ and label maps of the same names in labels/{train,val}/; classes are
-# named in classes.txt, one a line. 255 is no class.
+# Your own images in images/{train,val}/, label maps with the same names in labels/{train,val}/, and the class
+# names in classes.txt, one per line. Pixels with label 255 are ignored.
 _base_ = '../runtime/mmseg.py'
-own_data = 'label-maps'
+custom_data = 'label-maps'
 crop_size = (512, 512)
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations'),
+    dict(type='inline.LoadImage'),
+    dict(type='inline.LoadLabelMap'),
     dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
@@ -13,9 +13,9 @@ train_pipeline = [
     dict(type='PackSegInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    dict(type='LoadAnnotations'),
+    dict(type='inline.LoadLabelMap'),
     dict(type='PackSegInputs'),
 ]
 train_dataloader = dict(
@@ -44,7 +44,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=100),
     dict(type='PolyLR', power=0.9, eta_min=0.0, by_epoch=False),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=8000, val_interval=800)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=8000, val_interval=800)
 val_cfg = dict()
 test_cfg = dict()
 default_hooks = dict(checkpoint=dict(interval=800, max_keep_ckpts=1, save_best='mIoU'))

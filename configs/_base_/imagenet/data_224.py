@@ -1,11 +1,10 @@
-# The authors' ImageNet pipelines. Their colour jitter of 0.4 is not here: timm leaves it out where
-# RandAugment is used.
+# The authors' ImageNet pipelines. Their colour jitter of 0.4 is left out: timm ignores it with RandAugment.
 data_preprocessor = dict(
     num_classes=1000, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
 )
 _bgr_mean, _bgr_std = data_preprocessor['mean'][::-1], data_preprocessor['std'][::-1]
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(
@@ -20,9 +19,9 @@ train_pipeline = [
     dict(type='RandomErasing', erase_prob=0.25, mode='rand', fill_color=_bgr_mean, fill_std=_bgr_std),
     dict(type='PackInputs'),
 ]
-# The whole image becomes a square, whatever its shape was; then the centre is cut out.
+# Resize to a square without keeping the aspect ratio, then crop the centre.
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='inline.LoadImage'),
     dict(type='Resize', scale=(256, 256), backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),
     dict(type='PackInputs'),

@@ -1,5 +1,5 @@
-# The authors' recipe: AdamW, 300 epochs, a cosine after 20 epochs of warm-up. Their rates are per 512
-# images and grow with the batch; a leaf states its own, and all others follow from it.
+# The authors' recipe: AdamW, 300 epochs, 20 warm-up epochs, then a cosine. The learning rate is 5e-4 per 512
+# images; each config sets its own for its batch size, and the warm-up and minimum rates are relative to it.
 _base_ = '../runtime/mmpretrain.py'
 model = dict(
     type='ImageClassifier',
@@ -16,7 +16,7 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, eps=1e-8, betas=(0.9, 0.999)),
     clip_grad=dict(max_norm=5.0),
-    # Biases, norms and tables of positions take no weight decay.
+    # No weight decay on biases, norms and position embeddings.
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
@@ -28,7 +28,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=20, convert_to_iter_based=True),
     dict(type='CosineAnnealingLR', eta_min_ratio=1e-2, by_epoch=True, begin=20, end=300),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=300, val_interval=1)
+train_cfg = dict(type='inline.ResumableEpochTrainLoop', max_epochs=300, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))

@@ -1,5 +1,5 @@
-# What PVT and CSwin change of it: another warm-up rate, a higher minimum, ten more epochs at the minimum,
-# no clipping of gradients.
+# Changes for PVT and CSwin: higher warm-up and minimum learning rates, ten more epochs at the minimum, no
+# gradient clipping.
 _base_ = 'recipe.py'
 optim_wrapper = dict(clip_grad=None)
 param_scheduler = [

@@ -1,4 +1,10 @@
+# Runtime of detection: the defaults of mmdet, TensorBoard, and our hooks.
 _base_ = 'mmdet::_base_/default_runtime.py'
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(vis_backends=vis_backends)
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))
+default_hooks = dict(
+    checkpoint=dict(type='inline.AtomicCheckpointHook', max_keep_ckpts=3),
+    data_validation=dict(type='inline.DataValidationHook'),
+    nonfinite_loss=dict(type='inline.NonFiniteLossHook'),
+    preemption=dict(type='inline.PreemptionHook'),
+)

@@ -1,5 +1,5 @@
-"""Checking a copy of a public data set, and linking it to where the configs expect it.
+"""Check a copy of a public dataset and link it to where the configs expect it.
 
-One module a data set knows what belongs there and returns its findings as parts (``report.py``); images are
-decoded by several processes (``images.py``); ``run.py`` goes from a path to an exit code.
+``imagenet``, ``coco`` and ``ade20k`` know what belongs to each dataset and return reports; ``inspection``
+decodes images in several processes; ``run`` goes from a path to an exit code.
 """

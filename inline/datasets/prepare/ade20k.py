@@ -1,4 +1,4 @@
-"""ADE20K, as in the scene parsing challenge of 2016: images and a label map for each."""
+"""ADE20K of the 2016 scene parsing challenge: images and one label map per image."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,88 +6,83 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from inline.datasets.prepare.images import (
-    DecodeImage,
+from inline.datasets.image_file import failure_reason, open_image
+from inline.datasets.prepare.inspection import (
     Decoding,
-    FolderFiles,
+    FileProblem,
+    Inspect,
+    PathReport,
+    folder_reader,
+    image_decoder,
     inspect_all,
-    open_image,
-    reason,
+    list_folder,
 )
-from inline.datasets.prepare.report import Fault, Part
 
 SOURCE = 'http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip'
 
 
 @dataclass(frozen=True)
 class Ade20kSpec:
+    """Expected counts. Label 0 means unlabelled."""
+
     training: int = 20_210
     validation: int = 2_000
-    # 0 is what is not labelled.
     max_label: int = 150
 
 
 PUBLIC = Ade20kSpec()
 
 
-@dataclass(frozen=True)
-class InspectLabels:
-    """A label map has one channel, the size of its image and no label beyond the classes."""
-
-    images: FolderFiles
-    labels: FolderFiles
-    max_label: int
-
-    def __call__(self, name: str) -> Fault | None:
-        try:
-            with open_image(self.labels.read(name)) as labels:
-                size, bands = labels.size, labels.getbands()
-                highest = int(np.asarray(labels).max()) if len(bands) == 1 else None
-        except Exception as error:  # A damaged file can make a decoder raise anything.
-            return Fault('label maps that cannot be decoded', name, reason(error))
-        if highest is None:
-            return Fault('label maps with several channels', name, ''.join(bands))
-        if highest > self.max_label:
-            return Fault(f'label maps with a value above {self.max_label}', name, str(highest))
-        expected = self._size_of_image(name)
-        if expected and size != expected:
-            detail = '{}x{} for {}x{}'.format(*size, *expected)
-            return Fault('label maps of another size than their image', name, detail)
-        return None
-
-    def _size_of_image(self, name: str) -> tuple[int, int] | None:
-        """None for an image that is missing or broken, which is told of the images."""
-        try:
-            with Image.open(self.images.path / f'{Path(name).stem}.jpg') as image:
-                return image.size
-        except Exception:
-            return None
-
-
-def check(root: Path, decoding: Decoding | None, spec: Ade20kSpec = PUBLIC) -> list[Part]:
-    parts = []
+def check(root: Path, decoding: Decoding | None, spec: Ade20kSpec = PUBLIC) -> list[PathReport]:
+    """Check a copy of the dataset; `decoding` is None to not open images."""
+    reports = []
     for split, expected in (('training', spec.training), ('validation', spec.validation)):
-        images, image_names = _find(root, f'images/{split}', '.jpg', 'images', expected)
-        labels, label_names = _find(root, f'annotations/{split}', '.png', 'label maps', expected)
-        image_stems, label_stems = ({Path(name).stem for name in n} for n in (image_names, label_names))
+        images, image_names = list_folder(root, f'images/{split}', '.jpg', 'images', expected, SOURCE)
+        labels, label_names = list_folder(
+            root, f'annotations/{split}', '.png', 'label maps', expected, SOURCE
+        )
         if image_names and label_names:
+            image_stems = {Path(name).stem for name in image_names}
+            label_stems = {Path(name).stem for name in label_names}
             labels.add('images without a label map', (f'{stem}.jpg' for stem in image_stems - label_stems))
             images.add('label maps without an image', (f'{stem}.png' for stem in label_stems - image_stems))
         if decoding is not None:
-            image_files, label_files = (FolderFiles(root / part.name) for part in (images, labels))
-            images.add_faults(inspect_all(DecodeImage(image_files), image_names, decoding, images.name))
-            inspect = InspectLabels(image_files, label_files, spec.max_label)
-            labels.add_faults(inspect_all(inspect, label_names, decoding, labels.name))
-        parts += [images, labels]
-    return parts
+            decode = image_decoder(folder_reader(root / images.name))
+            images.add_file_problems(inspect_all(decode, image_names, decoding, images.name))
+            inspect = _label_map_inspector(root / images.name, root / labels.name, spec.max_label)
+            labels.add_file_problems(inspect_all(inspect, label_names, decoding, labels.name))
+        reports += [images, labels]
+    return reports
 
 
-def _find(root: Path, name: str, suffix: str, what: str, expected: int) -> tuple[Part, list[str]]:
-    part, folder = Part(name, SOURCE), root / name
-    if not folder.is_dir():
-        part.problems.append(f'the folder is missing, {expected:,} {what} expected')
-        return part, []
-    names = sorted(path.name for path in folder.iterdir() if path.suffix == suffix)
-    part.found = f'{len(names):,} {what}'
-    part.expect(what, len(names), expected)
-    return part, names
+def _label_map_inspector(images: Path, labels: Path, max_label: int) -> Inspect:
+    """Return a function that checks channels, labels and size of a label map."""
+    read = folder_reader(labels)
+
+    def inspect(name: str) -> FileProblem | None:
+        try:
+            with open_image(read(name)) as label_map:
+                size, bands = label_map.size, label_map.getbands()
+                highest = int(np.asarray(label_map).max()) if len(bands) == 1 else None
+        except Exception as error:  # Decoders raise any exception for damaged files.
+            return FileProblem('label maps that cannot be decoded', name, failure_reason(error))
+        if highest is None:
+            return FileProblem('label maps with several channels', name, ''.join(bands))
+        if highest > max_label:
+            return FileProblem(f'label maps with a value above {max_label}', name, str(highest))
+        expected = _image_size(images / f'{Path(name).stem}.jpg')
+        if expected and size != expected:
+            detail = '{}x{} instead of {}x{}'.format(*size, *expected)
+            return FileProblem('label maps of another size than their image', name, detail)
+        return None
+
+    return inspect
+
+
+def _image_size(path: Path) -> tuple[int, int] | None:
+    """Return None for a missing or damaged image, which is reported with the images."""
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except Exception:
+        return None

@@ -1,55 +1,55 @@
-"""From a path to a checked and linked data set."""
+"""From a path to a checked and linked dataset."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from inline.datasets.prepare import ade20k, coco, imagenet
-from inline.datasets.prepare.images import Decoding
-from inline.datasets.prepare.link import check_place, link
-from inline.datasets.prepare.report import Part, format_report
-from inline.errors import UserError
+from inline.datasets.prepare.inspection import Decoding, PathReport, format_reports
+from inline.utils.errors import UserError
 
-Linking = Literal['if well', 'anyway', 'never']
+LinkMode = Literal['if valid', 'always', 'never']
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """A public data set.
+class PublicDataset:
+    """A public dataset.
 
     Attributes:
-        place: Where the configs look for it, in the folder that they call ``data``.
-        folders: What its folder is called in a folder of data sets.
-        contents: What tells its folder from others: one of these is in it.
-        check: Called with the folder; the findings.
+        title: Its name in messages.
+        location: Where the configs expect it, relative to the data root.
+        folders: Common names of its folder, relative to a folder of datasets.
+        contents: Files or folders by which its folder is recognized; one of them is enough.
+        check: Function from the folder to reports.
     """
 
     title: str
-    place: str
+    location: str
     folders: tuple[str, ...]
     contents: tuple[str, ...]
-    check: Callable[[Path, Decoding | None], list[Part]]
+    check: Callable[[Path, Decoding | None], list[PathReport]]
 
 
-DATA_SETS = {
-    'imagenet': DataSet(
+DATASETS = {
+    'imagenet': PublicDataset(
         'ImageNet-1K',
-        place='imagenet',
+        location='imagenet',
         folders=('imagenet', 'ImageNet', 'ILSVRC2012', 'ILSVRC/Data/CLS-LOC', 'Data/CLS-LOC'),
         contents=('train', 'val', 'train.zip', 'val.zip'),
         check=imagenet.check,
     ),
-    'coco': DataSet(
+    'coco': PublicDataset(
         'COCO 2017',
-        place='coco',
+        location='coco',
         folders=('coco', 'COCO', 'coco2017', 'COCO2017'),
         contents=('train2017', 'val2017'),
         check=coco.check,
     ),
-    'ade20k': DataSet(
+    'ade20k': PublicDataset(
         'ADE20K',
-        place='ade/ADEChallengeData2016',
+        location='ade/ADEChallengeData2016',
         folders=('ADEChallengeData2016', 'ade/ADEChallengeData2016', 'ade20k/ADEChallengeData2016'),
         contents=('images/training', 'images/validation', 'annotations/training', 'annotations/validation'),
         check=ade20k.check,
@@ -58,50 +58,80 @@ DATA_SETS = {
 
 
 def prepare(
-    data_set: DataSet, path: Path, data_root: Path, decoding: Decoding | None, linking: Linking = 'if well'
+    dataset: PublicDataset,
+    path: Path,
+    data_root: Path,
+    decoding: Decoding | None,
+    link_mode: LinkMode = 'if valid',
 ) -> int:
-    """Check the copy at `path`, print the findings and link it below `data_root`.
+    """Check the copy at `path`, print the reports and link it into `data_root`.
 
-    `decoding` is None to leave the images unopened. The exit code: 0 if all is well, 1 if not.
+    Args:
+        decoding: None to not open images.
+
+    Returns:
+        The exit code: 0 without problems, 1 with problems.
     """
-    root, place = locate(data_set, path), data_root / data_set.place
-    if linking != 'never':
-        # Before the long work, not after it.
-        check_place(place, root)
+    root, link_path = locate(dataset, path), data_root / dataset.location
+    if link_mode != 'never':
+        # Fail before the long check, not after it.
+        _is_linked(link_path, root)
     try:
-        parts = data_set.check(root, decoding)
+        reports = dataset.check(root, decoding)
     except OSError as error:
         raise UserError(f'{error.filename or root} cannot be read: {error.strerror or error}') from error
-    print(format_report(data_set.title, root, parts))
-    problems = sum(len(part.problems) for part in parts)
-    print(f'{_count(problems)} found{_decoded(decoding)}')
-    if linking == 'anyway' or (linking == 'if well' and not problems):
-        print(link(place, root))
-    elif linking == 'if well':
-        print(f'not linked to {place}: put it right and run again, or give --link-anyway')
+    print(format_reports(dataset.title, root, reports))
+    problems = sum(len(report.problems) for report in reports)
+    found = {0: 'no problems', 1: '1 problem'}.get(problems, f'{problems} problems')
+    print(f'{found} found{_decoding_remark(decoding)}')
+    if link_mode == 'always' or (link_mode == 'if valid' and not problems):
+        print(_link(link_path, root))
+    elif link_mode == 'if valid':
+        print(f'not linked to {link_path}: fix the problems and run again, or use --link-anyway')
     return 1 if problems else 0
 
 
-def locate(data_set: DataSet, path: Path) -> Path:
-    """The folder of the data set: `path`, or one of the usual names in it."""
+def locate(dataset: PublicDataset, path: Path) -> Path:
+    """Return the folder of the dataset: `path` or one of the common names in it."""
     if not path.is_dir():
-        what = 'is no folder' if path.exists() else 'does not exist'
-        raise UserError(f'{str(path)!r} {what}: give the folder that holds {data_set.title}')
-    candidates = [path, *(path / folder for folder in data_set.folders)]
-    for folder in candidates:
-        if any((folder / content).exists() for content in data_set.contents):
+        reason = 'is not a folder' if path.exists() else 'does not exist'
+        raise UserError(f'{str(path)!r} {reason}: give the folder of {dataset.title}')
+    for folder in [path, *(path / folder for folder in dataset.folders)]:
+        if any((folder / content).exists() for content in dataset.contents):
             return folder
-    # Nothing is there yet: all parts of it will be told as missing.
+    # Nothing found: all files will be reported as missing.
     return path
 
 
-def _count(problems: int) -> str:
-    return {0: 'no problem', 1: '1 problem'}.get(problems, f'{problems} problems')
+def _is_linked(link_path: Path, target: Path) -> bool:
+    """Return whether the link exists; raise a :class:`UserError` if anything else is in its place."""
+    if os.path.lexists(link_path):
+        if link_path.exists() and link_path.samefile(target):
+            return True
+        what = f'links to {link_path.readlink()}' if link_path.is_symlink() else 'exists and is not a link'
+        raise UserError(
+            f'{link_path} {what}: remove it, use another --data-root, or only check with --no-link'
+        )
+    for parent in link_path.parents:
+        if parent.exists() and not parent.is_dir():
+            raise UserError(f'{link_path} cannot be created: {parent} is not a folder')
+    return False
 
 
-def _decoded(decoding: Decoding | None) -> str:
+def _link(link_path: Path, target: Path) -> str:
+    """Create the link if necessary and return a message."""
+    if _is_linked(link_path, target):
+        return f'already linked: {link_path}'
+    target = Path(os.path.abspath(target))
+    try:
+        link_path.parent.mkdir(parents=True, exist_ok=True)
+        link_path.symlink_to(target, target_is_directory=True)
+    except OSError as error:
+        raise UserError(f'{link_path} cannot be linked to {target}: {error.strerror}') from error
+    return f'linked: {link_path} -> {target}'
+
+
+def _decoding_remark(decoding: Decoding | None) -> str:
     if decoding is None:
         return ' (images were not decoded)'
-    return (
-        '' if decoding.limit is None else f' (of each folder at most {decoding.limit:,} images were decoded)'
-    )
+    return '' if decoding.limit is None else f' (at most {decoding.limit:,} images per folder were decoded)'

@@ -1,31 +1,93 @@
-"""Arguments and inputs that every family checks in the same way, and how weights begin."""
+"""What all families share: the ``arch`` argument, argument checks, weight initialisation, unused weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar, get_type_hints
 
 from torch import Tensor, nn
 
-from inline.errors import TooSmallError, UserError
 from inline.models.layers import ClassToken, PositionEmbedding, RelativePositionBias
-from inline.models.limits import MAX_IMAGE
+from inline.utils.arguments import check_choice, check_names, check_type, format_value
+from inline.utils.errors import TooSmallError, UserError
 
 MIN_SIZE = 32
+# Sanity limits: larger values are almost certainly typos and would run out of memory.
+MAX_IMAGE = 2**14
+MAX_DEPTH = 1000
+MAX_MLP_RATIO = 64
+
+A = TypeVar('A')
 
 
-def check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    out_indices = tuple(out_indices)
-    if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(num_stages))):
-        raise UserError(f'out_indices {out_indices}: must be increasing stages out of 0..{num_stages - 1}')
-    return out_indices
+class Backbone(nn.Module):
+    """Base class: accepts the weights of a full model if only its first stages or blocks are built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(_drop_unused_weights)
+
+    def unused_state_dict_prefixes(self) -> tuple[str, ...]:
+        """Return prefixes of state dict keys that a full model has and this one does not build.
+
+        ``load_state_dict`` ignores such keys.
+        """
+        return ()
+
+
+def _drop_unused_weights(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    assert isinstance(module, Backbone)
+    unused = tuple(prefix + name for name in module.unused_state_dict_prefixes())
+    for key in [key for key in state_dict if key.startswith(unused)]:
+        del state_dict[key]
+
+
+def resolve_arch(arch: str | Mapping[str, Any], table: Mapping[str, A], arch_type: type[A]) -> A:
+    """Return the family's arch dataclass, from a name in ``table`` or from a dict of its fields."""
+    if isinstance(arch, str):
+        check_choice('unknown arch', arch, table, ', or give a dict')
+        return table[arch]
+    known = fields(arch_type)  # type: ignore[arg-type]  # A is a dataclass
+    names = [field.name for field in known]
+    missing = [field.name for field in known if field.default is MISSING and field.name not in arch]
+    check_names(arch, names, 'key', 'arch')
+    if missing:
+        raise UserError(
+            f'arch {format_value(dict(arch))} lacks {", ".join(missing)}: it takes {", ".join(names)}'
+        )
+    hints = get_type_hints(arch_type)
+    for name, value in arch.items():
+        check_type(name, value, hints[name], 'arch')
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in arch.items()}
+    return arch_type(**values)
+
+
+def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """Return ``img_size`` as (H, W)."""
+    size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(size) != 2 or min(size) < MIN_SIZE or max(size) > MAX_IMAGE:
+        raise UserError(
+            f'img_size {img_size}: must be one size or (height, width), each from {MIN_SIZE} to {MAX_IMAGE}'
+        )
+    return size[0], size[1]
 
 
 def check_image_size(x: Tensor) -> None:
+    """Raise if images (B, C, H, W) are smaller than :data:`MIN_SIZE`."""
     height, width = x.shape[-2:]
     if height < MIN_SIZE or width < MIN_SIZE:
         raise TooSmallError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
 
 
+def check_mlp_ratio(ratio: float, dim: int) -> None:
+    """Raise if the hidden layer of an MLP would have no channel or too many."""
+    if not 1 / dim <= ratio <= MAX_MLP_RATIO:
+        raise UserError(
+            f'mlp_ratio {ratio}: must be at most {MAX_MLP_RATIO}, and leave at least one of {dim} channels'
+        )
+
+
 def init_weights(module: nn.Module) -> None:
-    """Truncated normal for linear layers and learned positions, torch's own default for the rest."""
+    """Initialise linear layers and position tables with a truncated normal; others keep torch's default."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -33,13 +95,3 @@ def init_weights(module: nn.Module) -> None:
     elif isinstance(module, ClassToken | PositionEmbedding | RelativePositionBias):
         for parameter in module.parameters():
             nn.init.trunc_normal_(parameter, std=0.02)
-
-
-def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """``img_size`` as (H, W)."""
-    size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if len(size) != 2 or min(size) < MIN_SIZE or max(size) > MAX_IMAGE:
-        raise UserError(
-            f'img_size {img_size}: must be one size or (height, width), each from {MIN_SIZE} to {MAX_IMAGE}'
-        )
-    return size[0], size[1]

@@ -7,25 +7,21 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from inline.arguments import check_choice, check_range, checked, told
-from inline.errors import UserError
-from inline.models.archs import check_mlp_ratio, resolve_arch
 from inline.models.backbones.common import (
+    MAX_DEPTH,
+    Backbone,
     check_image_size,
+    check_mlp_ratio,
     init_weights,
+    resolve_arch,
     resolve_img_size,
 )
-from inline.models.block import Block
-from inline.models.layers import (
-    ClassToken,
-    PatchEmbed,
-    PositionEmbedding,
-    drop_path_rates,
-    tokens_to_map,
-)
-from inline.models.limits import MAX_DEPTH, MAX_WIDTH
+from inline.models.block import Block, drop_path_rates
+from inline.models.layers import MAX_WIDTH, ClassToken, PatchEmbed, PositionEmbedding, tokens_to_map
 from inline.models.mixers import AttentionMixer, build_mixer, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
+from inline.utils.arguments import check_choice, check_range, checked, format_value
+from inline.utils.errors import UserError
 
 NORM_EPS = 1e-6
 OUT_TYPES = ('featmap', 'cls_token')
@@ -33,7 +29,7 @@ OUT_TYPES = ('featmap', 'cls_token')
 
 @dataclass(frozen=True)
 class DeiTArch:
-    """Sizes of all blocks, and the image size that the paper trains it at."""
+    """Sizes of all blocks, and the image size of the paper's training."""
 
     embed_dims: int
     depth: int
@@ -55,21 +51,21 @@ ARCHS = {
 }  # fmt: skip
 
 
-class InLineDeiT(nn.Module):
-    """A class token and patches of 16 × 16 pixels, all blocks at that one stride.
+class InLineDeiT(Backbone):
+    """A plain vision transformer with a class token and patches of 16 × 16 pixels.
 
     Args:
-        arch: tiny, small, base, or a dict with embed_dims, depth, num_heads, and if wanted img_size,
+        arch: tiny, small, base, or a dict with embed_dims, depth, num_heads, and optionally img_size,
             patch_size and mlp_ratio.
-        img_size: Image size of the position table, one number or (height, width), the arch's own if
-            None; images of other sizes get it resized.
-        in_channels: Channels of the image.
-        out_indices: Blocks whose features are returned, counted from 0; -1 is the last one, whose
-            features pass the final norm.
+        img_size: Image size of the position table, one number or (height, width), that of the arch if
+            None; it is interpolated for images of other sizes.
+        in_channels: Number of image channels.
+        out_indices: Blocks whose features are returned, from 0; -1 is the last block, to which the final
+            norm is applied. Later blocks are not built.
         out_type: 'featmap' for maps (B, C, h, w) of stride 16, 'cls_token' for the class token (B, C).
-        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
         mixers: Token mixer of all blocks or of each, see :mod:`inline.models.mixers.registry`.
-        with_cp: Gradient checkpointing: blocks are recomputed in the backward pass.
+        with_cp: Gradient checkpointing: recompute blocks in the backward pass.
     """
 
     @checked
@@ -97,14 +93,14 @@ class InLineDeiT(nn.Module):
         self.patch_embed = PatchEmbed(in_channels, dim, patch_size, norm=False)
         self.class_token = ClassToken(dim)
         self.position = PositionEmbedding(dim, (-(-height // patch_size), -(-width // patch_size)), 'bicubic')
-        entries = expand_mixers({'type': 'InLine'} if mixers is None else mixers, (1,) * depth)
-        configs = [config for entry in entries for config in entry]
-        rates = [rate for stage in drop_path_rates(drop_path_rate, (depth,)) for rate in stage]
+        configs = expand_mixers({'type': 'InLine'} if mixers is None else mixers, (1,) * depth)
+        rates = drop_path_rates(drop_path_rate, (1,) * depth)
+        self.depth = depth
         self.blocks = nn.ModuleList(
             Block(dim, _build_mixer(config, dim, sizes.num_heads), sizes.mlp_ratio, rate, NORM_EPS)
-            for config, rate in zip(configs, rates, strict=True)
+            for (config,), (rate,) in zip(configs[: self.out_indices[-1] + 1], rates, strict=False)
         )
-        self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPS) if self.out_indices[-1] == depth - 1 else None
         self.apply(init_weights)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -119,35 +115,41 @@ class InLineDeiT(nn.Module):
             else:
                 tokens = block(tokens, hw)
             if i in self.out_indices:
-                out = self.norm(tokens) if i == len(self.blocks) - 1 else tokens
+                out = self.norm(tokens) if self.norm is not None and i == self.depth - 1 else tokens
                 outs.append(out[:, 0] if self.out_type == 'cls_token' else tokens_to_map(out[:, 1:], hw))
         return tuple(outs)
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """For layer-wise learning-rate decay: a parameter's depth, and how many depths there are."""
+        """Return the depth of a parameter and the number of depths, for layer-wise learning-rate decay."""
         words = param_name.removeprefix(prefix).split('.')
-        last = len(self.blocks) + 1
+        last = self.depth + 1
         if words[0] == 'blocks':
             return int(words[1]) + 1, last + 1
         return (last if words[0] == 'norm' else 0), last + 1
 
-    def parts(self) -> list[list[nn.Module]]:
-        """The modules from the input on: what reads the image, then a list for each block."""
-        return [[self.patch_embed, self.class_token, self.position], *[[block] for block in self.blocks]]
+    def stage_modules(self) -> list[list[nn.Module]]:
+        """Return the modules from the input on: the stem, then one list per block, empty if not built."""
+        not_built = self.depth - len(self.blocks)
+        stem = [self.patch_embed, self.class_token, self.position]
+        return [stem, *[[block] for block in self.blocks], *[[] for _ in range(not_built)]]
+
+    def unused_state_dict_prefixes(self) -> tuple[str, ...]:
+        blocks = tuple(f'blocks.{i}.' for i in range(len(self.blocks), self.depth))
+        return blocks if self.norm is not None else (*blocks, 'norm.')
 
 
 def _build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer:
     mixer = build_mixer(config, dim, num_heads)
-    if not mixer.takes_prefix:
+    if not mixer.supports_prefix:
         raise UserError(
-            f'mixer {told(config)}: windows, stripes and reduced maps have no place for a class token, '
+            f'mixer {format_value(config)}: windows, stripes and reduced maps do not support a class token, '
             'use the whole map'
         )
     return mixer
 
 
 def _resolve_out_indices(out_indices: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Negative ones counted from the end."""
+    """Return the indices with negative ones counted from the end."""
     resolved = [i % depth for i in out_indices if -depth <= i < depth]
     if not out_indices or len(resolved) < len(out_indices) or resolved != sorted(set(resolved)):
         raise UserError(

@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inline.arguments import checked
-from inline.models.archs import resolve_arch
-from inline.models.backbones.common import resolve_img_size
-from inline.models.backbones.pyramid import Place, Pyramid, PyramidArch, Stage, build_blocks, stage_sizes
+from inline.models.backbones.common import resolve_arch, resolve_img_size
+from inline.models.backbones.pyramid import BlockIndex, Pyramid, PyramidArch, stage_sizes
 from inline.models.layers import PatchEmbed, PositionEmbedding
 from inline.models.mixers.registry import MixerConfig, MixersConfig
+from inline.utils.arguments import checked
 
 NORM_EPS = 1e-6
-# Spatial reduction of the stages with softmax.
+# Spatial reduction of softmax stages.
 SR_RATIOS = (8, 4, 2, 1)
 
 
@@ -24,21 +23,21 @@ ARCHS = {
 
 
 class InLinePVT(Pyramid):
-    """A pyramid of strides 4, 8, 16, 32 with learned positions at every stage.
+    """A pyramid of strides 4, 8, 16, 32 with a learned position table per stage.
 
     Args:
-        arch: tiny, small, medium, large, or a dict with embed_dims, depths, num_heads and if wanted
+        arch: tiny, small, medium, large, or a dict with embed_dims, depths, num_heads and optionally
             mlp_ratios and inline_depths, each with one number per stage.
-        img_size: Image size of the position tables, one number or (height, width); images of other
-            sizes get them resized.
-        in_channels: Channels of the image.
-        out_indices: Stages whose features are returned, counted from 0.
-        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        img_size: Image size of the position tables, one number or (height, width); they are interpolated
+            for images of other sizes.
+        in_channels: Number of image channels.
+        out_indices: Stages whose features are returned, from 0. Later stages are not built.
+        drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
         mixers: Token mixer of each stage or block, see :mod:`inline.models.mixers.registry`; None for
-            the arch's own. Softmax stages have PVT's spatial reduction.
-        absolute_position: Whether the stages have learned positions.
-        out_norm: Whether each returned level passes a LayerNorm of its own.
-        with_cp: Gradient checkpointing: blocks are recomputed in the backward pass.
+            those of the arch. Softmax stages have PVT's spatial reduction.
+        absolute_position: Whether the stages have a learned position table.
+        out_norm: Whether to apply a LayerNorm to each returned feature map.
+        with_cp: Gradient checkpointing: recompute blocks in the backward pass.
     """
 
     @checked
@@ -57,19 +56,21 @@ class InLinePVT(Pyramid):
         sizes = resolve_arch(arch, ARCHS, PyramidArch)
         dims = sizes.embed_dims
         maps = stage_sizes(resolve_img_size(img_size), len(dims))
-        blocks = build_blocks(sizes, mixers, _complete, drop_path_rate, NORM_EPS)
-        stages = [
-            Stage(
-                PatchEmbed(dims[i - 1], dim, 2) if i else PatchEmbed(in_channels, dim, 4),
-                PositionEmbedding(dim, maps[i]) if absolute_position else None,
-                blocks[i],
-            )
-            for i, dim in enumerate(dims)
-        ]
-        super().__init__(stages, dims, out_indices, out_norm, with_cp)
+        super().__init__(
+            sizes,
+            lambda i: PatchEmbed(dims[i - 1], dims[i], 2) if i else PatchEmbed(in_channels, dims[i], 4),
+            make_position=(lambda i: PositionEmbedding(dims[i], maps[i])) if absolute_position else None,
+            with_family_defaults=_with_family_defaults,
+            mixers=mixers,
+            drop_path_rate=drop_path_rate,
+            norm_eps=NORM_EPS,
+            out_indices=out_indices,
+            out_norm=out_norm,
+            with_cp=with_cp,
+        )
 
 
-def _complete(config: MixerConfig, place: Place) -> MixerConfig:
-    if config.get('type') == 'Softmax' and place.stage < len(SR_RATIOS):
-        return {'sr_ratio': SR_RATIOS[place.stage], **config}
+def _with_family_defaults(config: MixerConfig, index: BlockIndex) -> MixerConfig:
+    if config.get('type') == 'Softmax' and index.stage < len(SR_RATIOS):
+        return {'sr_ratio': SR_RATIOS[index.stage], **config}
     return config

@@ -1,26 +1,30 @@
-"""What the pyramid families share: stages one after another, features out of the chosen ones."""
+"""Base class of the pyramid families: stages of blocks, feature maps of the chosen stages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from inline.arguments import check_range
-from inline.errors import UserError
-from inline.models.archs import check_mlp_ratio, check_same_length
-from inline.models.backbones.common import check_image_size, check_out_indices, init_weights
-from inline.models.block import Block
-from inline.models.layers import drop_path_rates, tokens_to_map
-from inline.models.limits import MAX_DEPTH, MAX_WIDTH
+from inline.models.backbones.common import (
+    MAX_DEPTH,
+    Backbone,
+    check_image_size,
+    check_mlp_ratio,
+    init_weights,
+)
+from inline.models.block import Block, drop_path_rates
+from inline.models.layers import MAX_WIDTH, tokens_to_map
 from inline.models.mixers import build_mixer, default_mixers, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
+from inline.utils.arguments import check_range
+from inline.utils.errors import UserError
 
 
 @dataclass(frozen=True)
 class PyramidArch:
-    """Sizes of each stage; of its blocks the first ``inline_depths`` have InLine, all of them if None."""
+    """Sizes per stage. The first ``inline_depths`` blocks of a stage have InLine attention, all if None."""
 
     embed_dims: tuple[int, ...]
     depths: tuple[int, ...]
@@ -29,7 +33,7 @@ class PyramidArch:
     mlp_ratios: tuple[float, ...] = (4, 4, 4, 4)
 
     def __post_init__(self) -> None:
-        check_same_length(
+        _check_same_length(
             embed_dims=self.embed_dims,
             depths=self.depths,
             num_heads=self.num_heads,
@@ -47,15 +51,19 @@ class PyramidArch:
                 )
 
 
-class Place(NamedTuple):
-    """Where a block stands, both counted from 0."""
+class BlockIndex(NamedTuple):
+    """Position of a block, both indices from 0."""
 
     stage: int
     block: int
 
 
+# Adds the family's defaults to the mixer config of a block.
+FamilyDefaults = Callable[[MixerConfig, BlockIndex], MixerConfig]
+
+
 class Stage(nn.Module):
-    """Shrink the map, add positions if the family has them, run the blocks."""
+    """Downsampling, an optional position embedding, and blocks."""
 
     def __init__(
         self, downsample: nn.Module, position: nn.Module | None, blocks: Sequence[nn.Module]
@@ -75,33 +83,53 @@ class Stage(nn.Module):
         return tokens_to_map(tokens, hw)
 
 
-class Pyramid(nn.Module):
-    """A backbone of stages, each of which halves the map or more.
+class Pyramid(Backbone):
+    """A backbone of stages that each reduce the resolution of the map.
+
+    Only the stages up to the last of ``out_indices`` are built and run. Stochastic depth and layer-wise
+    learning-rate decay are those of the full depth.
 
     Args:
-        stages: The stages, first the one that reads the image.
-        dims: Channels of each stage's output.
-        out_indices: Stages whose features are returned, counted from 0.
-        out_norm: Whether each returned level passes a LayerNorm of its own.
-        with_cp: Whether to trade time for memory: blocks are recomputed in the backward pass.
+        arch: Sizes of all stages.
+        make_downsample: Builds the downsampling of a stage; stage 0 takes the image.
+        make_position: Builds the position embedding of a stage; None for none.
+        with_family_defaults: Adds the family's defaults to the mixer config of a block.
+        mixers: Token mixer of each stage or block, see :mod:`inline.models.mixers.registry`; None for those
+            of the arch.
+        drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
+        norm_eps: Epsilon of the norms in the blocks.
+        out_indices: Stages whose features are returned, from 0.
+        out_norm: Whether to apply a LayerNorm to each returned feature map.
+        with_cp: Whether to recompute blocks in the backward pass, which saves memory.
     """
 
     def __init__(
         self,
-        stages: Sequence[Stage],
-        dims: Sequence[int],
+        arch: PyramidArch,
+        make_downsample: Callable[[int], nn.Module],
+        *,
+        make_position: Callable[[int], nn.Module] | None = None,
+        with_family_defaults: FamilyDefaults,
+        mixers: MixersConfig | None,
+        drop_path_rate: float,
+        norm_eps: float = 1e-5,
         out_indices: Sequence[int],
         out_norm: bool,
         with_cp: bool,
     ) -> None:
         super().__init__()
-        self.dims = tuple(dims)
-        self.depths = tuple(len(stage.blocks) for stage in stages)
-        self.out_indices = check_out_indices(out_indices, len(stages))
+        self.dims = arch.embed_dims
+        self.depths = arch.depths
+        self.out_indices = _check_out_indices(out_indices, len(arch.depths))
         self.with_cp = with_cp
-        self.stages = nn.ModuleList(stages)
+        num_stages = self.out_indices[-1] + 1
+        blocks = _build_blocks(arch, mixers, with_family_defaults, drop_path_rate, norm_eps, num_stages)
+        self.stages = nn.ModuleList(
+            Stage(make_downsample(i), make_position(i) if make_position else None, blocks[i])
+            for i in range(num_stages)
+        )
         self.out_norms = nn.ModuleDict(
-            {str(i): nn.LayerNorm(dims[i]) for i in self.out_indices} if out_norm else {}
+            {str(i): nn.LayerNorm(self.dims[i]) for i in self.out_indices} if out_norm else {}
         )
         self.apply(init_weights)
 
@@ -115,17 +143,18 @@ class Pyramid(nn.Module):
                 outs.append(self._normalise(x, i))
         return tuple(outs)
 
-    def parts(self) -> list[list[nn.Module]]:
-        """The modules from the input on: what reads the image, then a list for each stage."""
+    def stage_modules(self) -> list[list[nn.Module]]:
+        """Return the modules from the input on: the stem, then one list per stage, empty if not built."""
         first = self.stages[0]
         stem = [module for name, module in first.named_children() if name != 'blocks']
-        return [stem, *[[stage] for stage in self.stages]]
+        not_built = len(self.depths) - len(self.stages)
+        return [stem, *[[stage] for stage in self.stages], *[[] for _ in range(not_built)]]
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """For layer-wise learning-rate decay: a parameter's depth, and how many depths there are.
+        """Return the depth of a parameter and the number of depths, for layer-wise learning-rate decay.
 
-        What reads the image has depth 0, the first block 1; a stage's downsampling goes with the block
-        before it, norms of the outputs come last.
+        The stem has depth 0 and the first block depth 1. The downsampling of a stage has the depth of the
+        block before it; the norms of the outputs come last. Depths are those of the full model.
         """
         words = param_name.removeprefix(prefix).split('.')
         last = sum(self.depths) + 1
@@ -134,47 +163,59 @@ class Pyramid(nn.Module):
         before = sum(self.depths[: int(words[1])])
         return before + (int(words[3]) + 1 if words[2] == 'blocks' else 0), last + 1
 
+    def unused_state_dict_prefixes(self) -> tuple[str, ...]:
+        stages = range(len(self.depths))
+        prefixes = [f'stages.{i}.' for i in stages if i >= len(self.stages)]
+        if self.out_norms:
+            prefixes += [f'out_norms.{i}.' for i in stages if i not in self.out_indices]
+        return tuple(prefixes)
+
     def _normalise(self, x: Tensor, stage: int) -> Tensor:
         if not self.out_norms:
             return x
         return self.out_norms[str(stage)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
 
 
-def build_blocks(
+def stage_sizes(hw: tuple[int, int], num_stages: int) -> list[tuple[int, int]]:
+    """Return the height and width of each stage's map for an image of ``hw``."""
+    return [(-(-hw[0] // stride), -(-hw[1] // stride)) for stride in (4 * 2**i for i in range(num_stages))]
+
+
+def _build_blocks(
     arch: PyramidArch,
     mixers: MixersConfig | None,
-    complete: Callable[[MixerConfig, Place], MixerConfig],
+    with_family_defaults: FamilyDefaults,
     drop_path_rate: float,
-    norm_eps: float = 1e-5,
+    norm_eps: float,
+    num_stages: int,
 ) -> list[list[Block]]:
-    """The blocks of each stage.
-
-    Args:
-        arch: Sizes of the stages.
-        mixers: As the backbone got them; None for the arch's own mix.
-        complete: Adds the family's habits to the config of the mixer at some place.
-        drop_path_rate: Stochastic depth of the last block.
-        norm_eps: Of the blocks' norms.
-    """
+    """Build the blocks of the first ``num_stages`` stages; the arguments are those of :class:`Pyramid`."""
     if mixers is None:
         mixers = default_mixers(arch.inline_depths or arch.depths, arch.depths)
     configs = expand_mixers(mixers, arch.depths)
     rates = drop_path_rates(drop_path_rate, arch.depths)
-    return [
-        [
-            Block(
-                dim,
-                build_mixer(complete(configs[i][j], Place(i, j)), dim, arch.num_heads[i]),
-                arch.mlp_ratios[i],
-                rates[i][j],
-                norm_eps,
-            )
-            for j in range(arch.depths[i])
-        ]
-        for i, dim in enumerate(arch.embed_dims)
-    ]
+
+    def build(stage: int, block: int) -> Block:
+        dim = arch.embed_dims[stage]
+        config = with_family_defaults(configs[stage][block], BlockIndex(stage, block))
+        mixer = build_mixer(config, dim, arch.num_heads[stage])
+        return Block(dim, mixer, arch.mlp_ratios[stage], rates[stage][block], norm_eps)
+
+    return [[build(i, j) for j in range(arch.depths[i])] for i in range(num_stages)]
 
 
-def stage_sizes(hw: tuple[int, int], num_stages: int) -> list[tuple[int, int]]:
-    """Height and width of each stage's map for an image of ``hw``."""
-    return [(-(-hw[0] // stride), -(-hw[1] // stride)) for stride in (4 * 2**i for i in range(num_stages))]
+def _check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    out_indices = tuple(out_indices)
+    if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(num_stages))):
+        raise UserError(f'out_indices {out_indices}: must be increasing stages out of 0..{num_stages - 1}')
+    return out_indices
+
+
+def _check_same_length(**settings: tuple[Any, ...]) -> None:
+    """Raise if per-stage settings have different lengths."""
+    lengths = {name: len(value) for name, value in settings.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ', '.join(f'{name} {length}' for name, length in lengths.items())
+        raise UserError(f'the number of stages differs: {listed}')
+    if 0 in lengths.values():
+        raise UserError(f'{next(iter(settings))} (): there must be at least one stage')

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inline.arguments import checked
-from inline.models.archs import resolve_arch
-from inline.models.backbones.common import resolve_img_size
-from inline.models.backbones.pyramid import Place, Pyramid, PyramidArch, Stage, build_blocks, stage_sizes
+from inline.models.backbones.common import resolve_arch, resolve_img_size
+from inline.models.backbones.pyramid import BlockIndex, Pyramid, PyramidArch, stage_sizes
 from inline.models.layers import PatchEmbed, PatchMerging
 from inline.models.mixers.registry import MixerConfig, MixersConfig
+from inline.utils.arguments import checked
 
 ARCHS = {
     'tiny':  PyramidArch((96, 192, 384, 768), (2, 2, 6, 2), (3, 6, 12, 24), (2, 2, 6, 0)),
@@ -20,22 +19,22 @@ ARCHS = {
 class InLineSwin(Pyramid):
     """A pyramid of strides 4, 8, 16, 32 without absolute positions.
 
-    Softmax blocks have windows of img_size / 32, 7 for 224 and 12 for 384, with relative positions. InLine
-    blocks, and those of any other attention, see the whole map unless their config has a window_size. The
-    windows of every second block are shifted.
+    Softmax blocks have windows of img_size / 32 tokens (7 for 224, 12 for 384) and a relative position bias.
+    InLine blocks, and those of any other attention, attend to the whole map unless their config sets a
+    window_size. The windows of every second block are shifted.
 
     Args:
         arch: tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number per
-            stage, and if wanted inline_depths and mlp_ratios.
-        img_size: Image size that the softmax windows are made for, one number or (height, width); images
-            of any size are taken.
-        in_channels: Channels of the image.
-        out_indices: Stages whose features are returned, counted from 0.
-        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+            stage, and optionally inline_depths and mlp_ratios.
+        img_size: Image size that sets the softmax windows, one number or (height, width); images may have
+            any size.
+        in_channels: Number of image channels.
+        out_indices: Stages whose features are returned, from 0. Later stages are not built.
+        drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
         mixers: Token mixer of each stage or block, see :mod:`inline.models.mixers.registry`; None for
-            the arch's own.
-        out_norm: Whether each returned level passes a LayerNorm of its own.
-        with_cp: Gradient checkpointing: blocks are recomputed in the backward pass.
+            those of the arch.
+        out_norm: Whether to apply a LayerNorm to each returned feature map.
+        with_cp: Gradient checkpointing: recompute blocks in the backward pass.
     """
 
     @checked
@@ -54,20 +53,24 @@ class InLineSwin(Pyramid):
         hw = resolve_img_size(img_size)
         maps = stage_sizes(hw, len(sizes.depths))
 
-        def complete(config: MixerConfig, place: Place) -> MixerConfig:
-            habits: MixerConfig = {'shift': place.block % 2 == 1}
+        def with_family_defaults(config: MixerConfig, index: BlockIndex) -> MixerConfig:
+            defaults: MixerConfig = {'shift': index.block % 2 == 1}
             if config.get('type') != 'Softmax':
-                return {**habits, **config}
-            config = {'window_size': max(min(hw) // 32, 1), 'relative_position': True, **habits, **config}
+                return {**defaults, **config}
+            config = {'window_size': max(min(hw) // 32, 1), 'relative_position': True, **defaults, **config}
             if config['window_size'] is not None:
-                # The table of relative positions is no larger than the map that it is made for.
-                config['window_size'] = min(config['window_size'], *maps[place.stage])
+                # The relative position table is not larger than the map at img_size.
+                config['window_size'] = min(config['window_size'], *maps[index.stage])
             return config
 
         dims = sizes.embed_dims
-        blocks = build_blocks(sizes, mixers, complete, drop_path_rate)
-        stages = [
-            Stage(PatchMerging(dims[i - 1], dim) if i else PatchEmbed(in_channels, dim, 4), None, blocks[i])
-            for i, dim in enumerate(dims)
-        ]
-        super().__init__(stages, dims, out_indices, out_norm, with_cp)
+        super().__init__(
+            sizes,
+            lambda i: PatchMerging(dims[i - 1], dims[i]) if i else PatchEmbed(in_channels, dims[i], 4),
+            with_family_defaults=with_family_defaults,
+            mixers=mixers,
+            drop_path_rate=drop_path_rate,
+            out_indices=out_indices,
+            out_norm=out_norm,
+            with_cp=with_cp,
+        )

@@ -1,31 +1,46 @@
-"""Bricks with no attention in them."""
+"""Layers without attention: patch embedding, downsampling, window partition, position."""
 
-from inline.models.layers.depthwise import check_conv_size, depthwise
-from inline.models.layers.drop_path import DropPath, drop_path_rates
-from inline.models.layers.lepe import LocallyEnhancedPosition
-from inline.models.layers.maps import map_to_tokens, tokens_to_map
-from inline.models.layers.mlp import Mlp
-from inline.models.layers.patch_embed import ConvEmbed, PatchEmbed, PatchMerging
-from inline.models.layers.position import ClassToken, PositionEmbedding, RelativePositionBias
-from inline.models.layers.regions import Regions, square_windows, stripes, whole_map
+from inline.models.layers.fast_paths import (
+    has_hooks,
+    ignore_global_hooks,
+    is_marked_new,
+    is_plain,
+    returns_new_tensor,
+)
+from inline.models.layers.patch_embed import (
+    MAX_WIDTH,
+    ConvEmbed,
+    PatchEmbed,
+    PatchMerging,
+    map_to_tokens,
+    tokens_to_map,
+)
+from inline.models.layers.position import (
+    ClassToken,
+    LocallyEnhancedPosition,
+    PositionEmbedding,
+    RelativePositionBias,
+)
+from inline.models.layers.windows import WindowPartition, full_map, stripes, swin_windows
 
 __all__ = [
+    'MAX_WIDTH',
     'ClassToken',
     'ConvEmbed',
-    'DropPath',
     'LocallyEnhancedPosition',
-    'Mlp',
     'PatchEmbed',
     'PatchMerging',
     'PositionEmbedding',
-    'Regions',
     'RelativePositionBias',
-    'check_conv_size',
-    'depthwise',
-    'drop_path_rates',
+    'WindowPartition',
+    'full_map',
+    'has_hooks',
+    'ignore_global_hooks',
+    'is_marked_new',
+    'is_plain',
     'map_to_tokens',
-    'square_windows',
+    'returns_new_tensor',
     'stripes',
+    'swin_windows',
     'tokens_to_map',
-    'whole_map',
 ]

@@ -1,18 +1,22 @@
-"""From a map to the tokens of a coarser one. Each gives ceil(H / stride) × ceil(W / stride) tokens."""
+"""Patch embedding and downsampling. Each returns ceil(H / stride) × ceil(W / stride) tokens.
+
+Also conversions between tokens (B, H·W, C) and maps (B, C, H, W).
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inline.arguments import check_range
-from inline.models.layers.maps import map_to_tokens
-from inline.models.limits import MAX_WIDTH
-from inline.ops.open_sizes import ceil_div, known
+from inline.ops.symint import ceil_div, statically_true
+from inline.utils.arguments import check_range
+
+# Sanity limit: larger values are almost certainly typos and would run out of memory.
+MAX_WIDTH = 2**14
 
 
 class ConvEmbed(nn.Module):
-    """A convolution, and if wanted a norm: CSwin's embedding, whose patches overlap.
+    """Embed patches with a strided convolution and an optional LayerNorm; CSwin's patches overlap.
 
-    A size that is not a whole number of strides is padded with zeros below and on the right.
+    A size that is not a multiple of the stride is zero-padded at the bottom and the right.
     """
 
     def __init__(
@@ -31,14 +35,14 @@ class ConvEmbed(nn.Module):
 
 
 class PatchEmbed(ConvEmbed):
-    """Cut a map into patches that do not overlap, and project each to a token."""
+    """Project non-overlapping patches to tokens."""
 
     def __init__(self, in_channels: int, dim: int, patch_size: int, norm: bool = True) -> None:
         super().__init__(in_channels, dim, patch_size, patch_size, padding=0, norm=norm)
 
 
 class PatchMerging(nn.Module):
-    """Swin's downsampling: the four tokens of each 2×2 patch as one, normalised and projected."""
+    """Swin's downsampling: concatenate each 2×2 patch of tokens, normalise and project."""
 
     def __init__(self, in_channels: int, dim: int) -> None:
         super().__init__()
@@ -49,15 +53,25 @@ class PatchMerging(nn.Module):
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
         x = pad_to_multiple(x, 2)
         hw = (x.shape[-2] // 2, x.shape[-1] // 2)
-        # (B, C, h, row, w, column) → (B, h·w, column, row, C): down the columns of a patch first.
+        # (B, C, h, row, w, column) → (B, h·w, column, row, C): Swin concatenates a patch column by column.
         x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 5, 3, 1)
         return self.reduction(self.norm(x.flatten(3).flatten(1, 2))), hw
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Zeros below and to the right of a map until both sides are a multiple."""
+    """Zero-pad a map at the bottom and the right until both sides are a multiple."""
     height, width = x.shape[-2:]
-    if known(height % multiple == 0) and known(width % multiple == 0):
+    if statically_true(height % multiple == 0) and statically_true(width % multiple == 0):
         return x
-    below, right = (ceil_div(side, multiple) * multiple - side for side in (height, width))
-    return F.pad(x, (0, right, 0, below))
+    bottom, right = (ceil_div(side, multiple) * multiple - side for side in (height, width))
+    return F.pad(x, (0, right, 0, bottom))
+
+
+def map_to_tokens(x: Tensor) -> Tensor:
+    """(B, C, H, W) → (B, H·W, C)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def tokens_to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """(B, H·W, C) → (B, C, H, W)."""
+    return x.transpose(1, 2).unflatten(2, hw)

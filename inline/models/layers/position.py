@@ -1,17 +1,34 @@
+"""Position: class token, learned position tables, relative position bias, LePE."""
+
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inline.models.layers.maps import map_to_tokens
-from inline.ops.open_sizes import known
+from inline.models.layers.fast_paths import cache_by_size, is_plain
+from inline.models.layers.patch_embed import map_to_tokens, tokens_to_map
+from inline.ops.symint import is_symbolic, statically_true
+
+
+class ClassToken(nn.Module):
+    """A learned token, with its own position embedding, before all others."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, 1, dim))
+        self.position = nn.Parameter(torch.zeros(1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) → (B, 1 + N, C)."""
+        token = (self.weight + self.position).expand(x.shape[0], -1, -1)
+        return torch.cat([token, x], dim=1)
 
 
 class PositionEmbedding(nn.Module):
-    """One learned vector per place of a map; resized to a map of another size.
+    """Learned position table of a map, interpolated for maps of other sizes.
 
-    Weights of another size load too: they are resized to this table's.
+    A table of another size in a state dict is interpolated to the size of this one.
     """
 
     def __init__(self, dim: int, hw: tuple[int, int], mode: str = 'bilinear') -> None:
@@ -26,9 +43,9 @@ class PositionEmbedding(nn.Module):
 
 
 class RelativePositionBias(nn.Module):
-    """Swin's learned bias for each head and each offset between two tokens of a window.
+    """Swin's learned bias per head and offset between two tokens of a window.
 
-    It serves smaller windows too, and weights made for windows of another size load resized.
+    It also serves smaller windows. A table of another window size in a state dict is interpolated.
     """
 
     def __init__(self, window: tuple[int, int], num_heads: int) -> None:
@@ -39,45 +56,61 @@ class RelativePositionBias(nn.Module):
         self.register_load_state_dict_pre_hook(resize_loaded_table)
 
     def forward(self, window: tuple[int, int]) -> Tensor:
-        """(heads, h·w, h·w) for a window of (h, w)."""
-        rows, columns = (
-            self._offsets(side, size) for side, size in zip(window, self.weight.shape[2:], strict=True)
-        )
-        # (heads, h, h, w, w), on each axis the query before the key.
-        bias = self.weight[0][:, rows[:, :, None, None], columns[None, None]]
-        return bias.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        """Return (heads, h·w, h·w) for a window of (h, w)."""
+        _, heads, rows, columns = self.weight.shape
+        tokens, device = window[0] * window[1], self.weight.device
+        if is_symbolic(*window):
+            index = _relative_index(window, (rows, columns), device)
+        else:
+            index = cache_by_size(
+                ('relative index', window, (rows, columns), device),
+                lambda: _relative_index(window, (rows, columns), device),
+            )
+        return self.weight.view(heads, -1).index_select(1, index).view(heads, tokens, tokens)
 
-    def _offsets(self, side: int, size: int) -> Tensor:
-        """Places in the table of query − key, (side, side)."""
-        if known(2 * side - 1 > size):
+
+def _relative_index(window: tuple[int, int], table: tuple[int, int], device: torch.device) -> Tensor:
+    """Flat index into a table of offsets for each (query, key) pair of a window, ((h·w)²)."""
+    offsets = []
+    for side, size in zip(window, table, strict=True):
+        if statically_true(2 * side - 1 > size):
             raise ValueError(f'a window of {side} tokens is too large for a table of {size} offsets')
-        place = torch.arange(side, device=self.weight.device)
-        return place[:, None] - place[None, :] + size // 2
+        coordinate = torch.arange(side, device=device)
+        offsets.append(coordinate[:, None] - coordinate[None, :] + size // 2)
+    rows, columns = offsets
+    # (h, h, w, w), the query before the key on each axis → (h, w, h, w).
+    return (rows[:, :, None, None] * table[1] + columns).transpose(1, 2).flatten()
 
 
-class ClassToken(nn.Module):
-    """A learned token before all others, with a position of its own."""
+class LocallyEnhancedPosition(nn.Module):
+    """CSwin's LePE: a depthwise 3×3 convolution of the values within each window."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, 1, dim))
-        self.position = nn.Parameter(torch.zeros(1, 1, dim))
+        self.conv = nn.Conv2d(dim, dim, kernel_size=3, padding=1, groups=dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) → (B, 1 + N, C)."""
-        token = (self.weight + self.position).expand(x.shape[0], -1, -1)
-        return torch.cat([token, x], dim=1)
+    def forward(self, v: Tensor, hw: tuple[int, int], channels: slice) -> Tensor:
+        """v (B, P + h·w, c), which are the given channels of all C, to (B, h·w, c)."""
+        maps = tokens_to_map(v[:, v.shape[1] - hw[0] * hw[1] :], hw)
+        if is_plain(self.conv, nn.Conv2d):
+            bias = None if self.conv.bias is None else self.conv.bias[channels]
+            out = F.conv2d(maps, self.conv.weight[channels], bias, padding=1, groups=v.shape[2])
+        else:
+            # The module takes all C channels: the others are zero.
+            others = (channels.start, self.conv.in_channels - channels.stop)
+            out = self.conv(F.pad(maps, (0, 0, 0, 0, *others)))[:, channels]
+        return map_to_tokens(out)
 
 
 def resize_table(table: Tensor, hw: tuple[int, int], mode: str) -> Tensor:
     """(1, C, H, W) → (1, C, h, w)."""
-    if known(table.shape[-2] == hw[0]) and known(table.shape[-1] == hw[1]):
+    if statically_true(table.shape[-2] == hw[0]) and statically_true(table.shape[-1] == hw[1]):
         return table
     return F.interpolate(table, size=hw, mode=mode, align_corners=False)
 
 
 def resize_loaded_table(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Before loading: fit a table of another size to the module's own."""
+    """Interpolate a table in a state dict to the module's size before it is loaded."""
     key = prefix + 'weight'
     loaded, own = state_dict.get(key), module.get_parameter('weight')
     if loaded is not None and loaded.dim() == 4 and loaded.shape[1] == own.shape[1]:

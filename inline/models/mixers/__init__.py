@@ -1,21 +1,30 @@
-"""Token mixers: projections around one call into ``inline.ops``. Each has ``forward(x, hw)``."""
+"""Token mixers: projections around one call into ``inline.ops``, with ``forward(x, hw)``."""
 
-from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MixerOptions, Part
-from inline.models.mixers.cosformer import CosFormerMixer
-from inline.models.mixers.efficient import EfficientMixer
-from inline.models.mixers.flatten import FLattenMixer
-from inline.models.mixers.heads import merge_heads
-from inline.models.mixers.inline import InLineMixer
-from inline.models.mixers.linear import LinearMixer
-from inline.models.mixers.mlla import MLLAMixer
-from inline.models.mixers.nystrom import NystromMixer
+from inline.models.mixers.base import (
+    ALL_QUERIES,
+    AttentionInputs,
+    AttentionMixer,
+    MixerOptions,
+    merge_heads,
+    split_heads,
+)
+from inline.models.mixers.baselines import (
+    CosFormerMixer,
+    EfficientMixer,
+    FLattenMixer,
+    LinearMixer,
+    MLLAMixer,
+    NystromMixer,
+    TransNormerMixer,
+)
+from inline.models.mixers.inline import InLineMixer, flop_counting
 from inline.models.mixers.registry import MIXERS, build_mixer, default_mixers, expand_mixers, register_mixer
 from inline.models.mixers.softmax import SoftmaxMixer
-from inline.models.mixers.transnormer import TransNormerMixer
 
 __all__ = [
     'ALL_QUERIES',
     'MIXERS',
+    'AttentionInputs',
     'AttentionMixer',
     'CosFormerMixer',
     'EfficientMixer',
@@ -25,12 +34,13 @@ __all__ = [
     'MLLAMixer',
     'MixerOptions',
     'NystromMixer',
-    'Part',
     'SoftmaxMixer',
     'TransNormerMixer',
     'build_mixer',
     'default_mixers',
     'expand_mixers',
+    'flop_counting',
     'merge_heads',
     'register_mixer',
+    'split_heads',
 ]

@@ -1,4 +1,4 @@
-"""What all attention mixers share: projections, the regions that tokens attend within, LePE."""
+"""Base class of the attention mixers: projections, window partition, local terms."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -7,83 +7,92 @@ from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from inline.arguments import check_range, checked
-from inline.errors import UserError
-from inline.models.layers import LocallyEnhancedPosition, Regions, square_windows, stripes, whole_map
-from inline.models.limits import MAX_WIDTH, MAX_WINDOW
-from inline.models.mixers.heads import split_heads
-from inline.ops.masking import zero_masked
-from inline.ops.places import ALL_QUERIES, add_to_map
+from inline.models.layers import (
+    MAX_WIDTH,
+    LocallyEnhancedPosition,
+    WindowPartition,
+    full_map,
+    is_marked_new,
+    returns_new_tensor,
+    stripes,
+    swin_windows,
+)
+from inline.ops.tokens import ALL_QUERIES, add_to_map, zero_masked
+from inline.utils.arguments import check_range, checked
+from inline.utils.errors import UserError
 
-# Makes queries and keys once they are needed.
+# Sanity limit: larger values are almost certainly typos and would run out of memory.
+MAX_WINDOW = 1024
+# Computes queries and keys when they are needed.
 MakeQK = Callable[[], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one kind of regions works on: b regions of n tokens, with c of the C channels.
+class AttentionInputs:
+    """Inputs of one attention: b windows of n tokens, with c of the C channels.
 
     Args:
-        v: Values (b, n, c); spatial reduction leaves fewer of them, as of keys.
-        make_qk: Makes the queries and keys (b, n, c). It is called when they are asked for: not every
+        v: Values (b, n, c). With spatial reduction there are fewer keys and values than queries.
+        make_qk: Computes the queries and keys (b, n, c). Called on first access, because not every
             attention needs them.
-        num_heads: Heads that the c channels make.
-        regions: How the map was cut.
-        key_mask: (b, n), False for padded places; None if there are none.
-        channels: Which of all channels these are.
-        x: The block's tokens (B, P + H·W, C) that queries, keys and values are made from.
-        unnormed: The same before the block's norm, for mixers that take it.
-        queries_of_x: Whether the queries are made from x, too, and not from other tokens.
+        num_heads: Number of heads that share the c channels.
+        windows: The window partition of the map.
+        key_mask: (b, n), False for padding; None if there is none.
+        channels: The slice of the C channels that these are.
+        x: The tokens of the block (B, P + H·W, C), from which queries, keys and values are computed.
+        prenorm_x: The same before the block's norm, for mixers that need it.
+        queries_from_x: Whether the queries are computed from x as well, and not from other tokens.
     """
 
     v: Tensor
     make_qk: MakeQK
     num_heads: int
-    regions: Regions
+    windows: WindowPartition
     key_mask: Tensor | None
     channels: slice
     x: Tensor
-    unnormed: Tensor | None
-    queries_of_x: bool = True
-    _made: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)
+    prenorm_x: Tensor | None
+    queries_from_x: bool = True
+    _qk: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @property
     def hw(self) -> tuple[int, int]:
-        """Height and width of a region; prefix tokens come before it."""
-        return self.regions.window
+        """Height and width of a window; prefix tokens come before it."""
+        return self.windows.window
 
     @property
     def tokens(self) -> Tensor:
-        """The block's tokens by region, (b, n, C)."""
-        return self.regions.cut(self.x)
+        """The tokens of the block by window, (b, n, C)."""
+        return self.windows.partition(self.x)
 
     @property
     def q(self) -> Tensor:
         """Queries (b, n, c)."""
-        return self._make()[0]
+        return self._compute_qk()[0]
 
     @property
     def k(self) -> Tensor:
         """Keys (b, n, c)."""
-        return self._make()[1]
+        return self._compute_qk()[1]
 
     def heads(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as (b, heads, n, c / heads)."""
+        """Return queries, keys and values as (b, heads, n, c / heads)."""
         heads = self.num_heads
         return split_heads(self.q, heads), split_heads(self.k, heads), split_heads(self.v, heads)
 
-    def _make(self) -> tuple[Tensor, Tensor]:
+    def _compute_qk(self) -> tuple[Tensor, Tensor]:
         # A list instead of functools.cached_property, whose lock torch.compile cannot trace.
-        if not self._made:
-            self._made.append(self.make_qk())
-        return self._made[0]
+        if not self._qk:
+            self._qk.append(self.make_qk())
+        return self._qk[0]
 
 
 class MixerOptions(TypedDict, total=False):
-    """What a mixer with options of its own hands on, as ``**shared``, to :class:`AttentionMixer`."""
+    """Options that every mixer passes on to :class:`AttentionMixer` as ``**shared``."""
 
     qkv_bias: bool
     window_size: int | None
@@ -94,30 +103,30 @@ class MixerOptions(TypedDict, total=False):
 
 
 class AttentionMixer(nn.Module, ABC):
-    """Queries, keys and values of every token, attention within each region of the map, a projection.
+    """Token mixer: q, k, v projection, attention within each window, local terms, output projection.
 
     Args:
-        dim: Channels of a token.
-        num_heads: Heads of the attention.
+        dim: Number of channels.
+        num_heads: Number of attention heads.
         qkv_bias: Whether queries, keys and values have a bias.
-        window_size: Side of Swin's windows; None for the whole map.
-        shift: Whether the windows are moved by half their side, unless they reach the map's shorter side.
-        wrap: Whether shifted windows hold tokens of the opposite side of the map, as Swin's cyclic shift
-            makes them; else windows at the border are smaller.
-        split_size: Width of CSwin's stripes: upright ones for one half of the heads, level ones for the
+        window_size: Side of Swin's windows; None for attention over the whole map.
+        shift: Whether to shift the windows by half their side, unless they reach the map's shorter side.
+        wrap: Whether shifted windows contain tokens of the opposite side of the map, as in Swin's cyclic
+            shift; else windows at the border are smaller.
+        split_size: Width of CSwin's stripes, vertical for one half of the heads and horizontal for the
             other half; None for no stripes.
         lepe: Whether to add CSwin's locally enhanced position term.
     """
 
-    # Whether forward() also takes the tokens as they were before the block's norm.
-    takes_unnormed = False
-    # What the contract tests (tests/models/test_contract.py) hold a mixer to, on the whole map:
-    # attend() and weights() do not depend on where tokens stand,
-    position_free = True
-    # and the cost is linear in the number of tokens, not quadratic.
-    linear_cost = True
-    # What makes the weights of a query sum to 1, each key's score being its own affair: division by the
-    # sum of scores, or subtraction of their mean. None where it is neither.
+    # Whether forward() needs the tokens before the block's norm as well.
+    needs_prenorm_input = False
+    # Properties that the contract tests (tests/models/test_contract.py) verify on the whole map.
+    # Whether attend() and weights() are equivariant to permutations of the tokens.
+    permutation_equivariant = True
+    # Whether the cost is linear in the number of tokens, not quadratic.
+    is_linear = True
+    # How the weights of a query are normalised to sum 1: scores divided by their sum, or minus their mean.
+    # None where it is neither.
     normalisation: Literal['division', 'subtraction'] | None = None
 
     @checked
@@ -137,7 +146,7 @@ class AttentionMixer(nn.Module, ABC):
         check_range('num_heads', num_heads, 1, dim)
         if dim % num_heads:
             raise UserError(f'num_heads {num_heads}: width {dim} is not divisible by {num_heads} heads')
-        _check_regions(window_size, split_size, num_heads)
+        _check_windows(window_size, split_size, num_heads)
         self.num_heads = num_heads
         self.window_size = window_size
         self.shift = shift
@@ -148,87 +157,111 @@ class AttentionMixer(nn.Module, ABC):
         self.proj = nn.Linear(dim, dim)
 
     @property
-    def takes_prefix(self) -> bool:
-        """Whether tokens without a place on the map may come first, such as a class token."""
+    def supports_prefix(self) -> bool:
+        """Whether prefix tokens such as a class token may come before the tokens of the map."""
         return self.window_size is None and self.split_size is None
 
-    def forward(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Tensor:
-        """x (B, P + H·W, C), P prefix tokens first, to the same shape; unnormed is x before the norm."""
+    @returns_new_tensor
+    def forward(self, x: Tensor, hw: tuple[int, int], prenorm_x: Tensor | None = None) -> Tensor:
+        """x (B, P + H·W, C), P prefix tokens first, to the same shape; prenorm_x is x before the norm."""
         outs = []
-        for part in self.parts(x, hw, unnormed):
-            out = self.attend(part)
-            for term in self.local_terms(part):
-                out = add_to_map(out, term)
-            outs.append(part.regions.join(out))
+        for inputs in self.partition_inputs(x, hw, prenorm_x):
+            out = self.attend(inputs)
+            inplace = is_marked_new(self.attend)
+            for term in self.local_terms(inputs):
+                out = add_to_map(out, term, inplace)
+            outs.append(inputs.windows.reverse(out))
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
 
-    def parts(self, x: Tensor, hw: tuple[int, int], unnormed: Tensor | None = None) -> Iterator[Part]:
-        """One part for each kind of regions, with its share of the channels."""
+    def partition_inputs(
+        self, x: Tensor, hw: tuple[int, int], prenorm_x: Tensor | None = None
+    ) -> Iterator[AttentionInputs]:
+        """Yield the inputs for each window partition; the channels are split evenly between them."""
         v, make_qk = self.project(x, hw)
-        kinds = self.regions(x, hw)
-        width = x.shape[-1] // len(kinds)
-        for i, regions in enumerate(kinds):
+        partitions = self.window_partitions(x, hw)
+        width = x.shape[-1] // len(partitions)
+        for i, windows in enumerate(partitions):
             channels = slice(i * width, (i + 1) * width)
-            yield Part(
-                v=regions.cut(v[..., channels]),
-                make_qk=partial(_cut_pair, make_qk, regions, channels),
-                num_heads=self.num_heads // len(kinds),
-                regions=regions,
-                key_mask=regions.key_mask(x.shape[0], x.device),
+            yield AttentionInputs(
+                v=windows.partition(v[..., channels]),
+                make_qk=partial(_partition_qk, make_qk, windows, channels),
+                num_heads=self.num_heads // len(partitions),
+                windows=windows,
+                key_mask=windows.key_mask(x.shape[0], x.device),
                 channels=channels,
                 x=x,
-                unnormed=unnormed,
+                prenorm_x=prenorm_x,
             )
 
-    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:  # noqa: ARG002 (for reduced maps)
-        """Values (B, P + H·W, C), and what makes queries and keys of the same shape."""
+    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:  # noqa: ARG002 (for subclasses)
+        """Return values (B, P + H·W, C), and a function that computes queries and keys of the same shape."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         return v, lambda: (q, k)
 
-    def regions(self, x: Tensor, hw: tuple[int, int]) -> tuple[Regions, ...]:
-        """The kinds of regions; the channels are shared out among them evenly."""
+    def window_partitions(self, x: Tensor, hw: tuple[int, int]) -> tuple[WindowPartition, ...]:
+        """Return the window partitions of the map: one, or two for stripes."""
         if self.window_size is None and self.split_size is None:
-            return (whole_map(hw),)
+            return (full_map(hw),)
         if x.shape[1] != hw[0] * hw[1]:
-            raise UserError('windows and stripes have no place for a class token: use the whole map')
+            raise UserError('windows and stripes do not support a class token: use the whole map')
         if self.split_size is not None:
             return stripes(hw, self.split_size)
-        return (square_windows(hw, self.window_size or 0, self.shift, self.wrap),)
+        return (swin_windows(hw, self.window_size or 0, self.shift, self.wrap),)
 
     @abstractmethod
-    def attend(self, part: Part) -> Tensor:
-        """What each query of a part gets by attention, (b, n, c)."""
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        """Return the attention output of each query, (b, n, c).
 
-    def local(self, part: Part) -> Tensor | None:  # noqa: ARG002 (for mixers that have one)
-        """What each token of a part's map gets from its neighbours besides, (b, h·w, c); None for nothing."""
+        Decorate an implementation with :func:`inline.models.layers.returns_new_tensor` if its result may
+        be overwritten: local terms are then added in place.
+        """
+
+    def local(self, inputs: AttentionInputs) -> Tensor | None:  # noqa: ARG002 (for subclasses)
+        """Return a term from the neighbours of each map token, (b, h·w, c); None for no term."""
         return None
 
-    def local_terms(self, part: Part) -> Iterator[Tensor]:
-        """All that is added to what a part's map gets by attention: ``local`` and LePE, each (b, h·w, c)."""
-        local = self.local(part)
+    def local_terms(self, inputs: AttentionInputs) -> Iterator[Tensor]:
+        """Yield the terms to add to the attention output of the map: ``local`` and LePE, each (b, h·w, c)."""
+        local = self.local(inputs)
         if local is not None:
             yield local
         if self.lepe is not None:
-            yield self.lepe(zero_masked(part.v, part.key_mask), part.hw, part.channels)
+            yield self.lepe(zero_masked(inputs.v, inputs.key_mask), inputs.hw, inputs.channels)
 
     @abstractmethod
-    def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
-        """What the chosen queries of a part give each of its keys, (b, heads, M, N), by the naive twin.
+    def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
+        """Return the weight of each key for the selected queries, (b, heads, M, N), by the naive reference.
 
-        The attention alone, without local terms: the weights applied to the values are ``attend(part)``.
+        These are the weights of the attention without local terms: applied to the values they give
+        ``attend(inputs)``.
         """
 
 
-def _cut_pair(make_qk: MakeQK, regions: Regions, channels: slice) -> tuple[Tensor, Tensor]:
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, heads·d) → (B, heads, N, d)."""
+    return x.view(*x.shape[:-1], num_heads, -1).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, heads, N, d) → (B, N, heads·d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def linear_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+    """Return only these output channels of a linear layer."""
+    return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+
+
+def _partition_qk(make_qk: MakeQK, windows: WindowPartition, channels: slice) -> tuple[Tensor, Tensor]:
     q, k = make_qk()
-    return regions.cut(q[..., channels]), regions.cut(k[..., channels])
+    return windows.partition(q[..., channels]), windows.partition(k[..., channels])
 
 
-def _check_regions(window_size: int | None, split_size: int | None, num_heads: int) -> None:
+def _check_windows(window_size: int | None, split_size: int | None, num_heads: int) -> None:
     for name, value in (('window_size', window_size), ('split_size', split_size)):
         if value is not None:
             check_range(name, value, 1, MAX_WINDOW, ', or None for the whole map')
     if window_size is not None and split_size is not None:
         raise UserError(f'window_size {window_size} and split_size {split_size}: give only one of them')
     if split_size is not None and num_heads % 2:
-        raise UserError(f'stripes need an even number of heads: there are {num_heads}')
+        raise UserError(f'num_heads {num_heads}: stripes need an even number of heads')

@@ -1,17 +1,33 @@
+"""The InLine token mixer: InLine attention (:mod:`inline.ops.inline_attention`) and the local residual."""
+
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from inline.models.layers import Regions
-from inline.models.mixers.base import ALL_QUERIES, AttentionMixer, MakeQK, MixerOptions, Part
-from inline.models.mixers.heads import merge_heads
-from inline.models.mixers.kernel import make_kernel
+from inline.models.layers import (
+    LocallyEnhancedPosition,
+    WindowPartition,
+    ignore_global_hooks,
+    is_plain,
+    returns_new_tensor,
+)
+from inline.models.mixers.base import (
+    ALL_QUERIES,
+    AttentionInputs,
+    AttentionMixer,
+    MakeQK,
+    MixerOptions,
+    linear_rows,
+    merge_heads,
+)
 from inline.models.mixers.registry import register_mixer
 from inline.ops import (
+    KERNELS,
     inline_attention,
     inline_attention_from_tokens,
     inline_attention_weights,
@@ -19,8 +35,11 @@ from inline.ops import (
     linear_attention_weights,
     local_residual,
 )
-from inline.ops.masking import masked_mean
-from inline.ops.open_sizes import expected
+from inline.ops.symint import size_hint
+from inline.ops.tokens import masked_mean
+from inline.utils.arguments import check_choice
+
+AFFINE_RELU = 'affine_relu'
 
 
 @register_mixer('InLine')
@@ -28,17 +47,17 @@ class InLineMixer(AttentionMixer):
     """InLine attention and the local residual; each can be switched off.
 
     Args:
-        dim, num_heads, shared: see :class:`AttentionMixer`. Shifted windows wrap around by default, as
-            those that the released weights were trained with.
+        dim, num_heads, shared: see :class:`AttentionMixer`. Shifted windows wrap around by default, as in
+            the training of the released weights.
         kernel: φ, a name of :data:`inline.ops.KERNELS` or affine_relu, see :class:`AffineReLU`.
         injective: Whether to normalise by subtraction; else by division, as plain linear attention does.
         residual: Whether to add the local residual.
-        mean_before_norm: Whether the mean token that the residual's kernels are made from is taken of
-            the whole map before the block's norm, as in CSwin, instead of each region after it.
+        mean_before_norm: Whether the mean token that generates the residual's kernels is the mean of the
+            whole map before the block's norm, as in CSwin, instead of the mean of each window after it.
     """
 
-    # From so many tokens for each channel on, attention from the tokens themselves is faster than through
-    # queries and keys. Measured on a CPU, see docs/speed.md; the FLOPs of both are equal at 1.
+    # With at least this many tokens per channel, attention is computed from the tokens without queries and
+    # keys, which is faster. Measured on a CPU, see docs/speed.md; the FLOPs of both are equal at 1.
     tokens_per_channel = 1.5
 
     def __init__(
@@ -57,71 +76,93 @@ class InLineMixer(AttentionMixer):
         self.injective = injective
         self.normalisation = 'subtraction' if injective else 'division'
         self.residual = ResidualKernel(dim, num_heads) if residual else None
-        self.takes_unnormed = residual and mean_before_norm
+        self.needs_prenorm_input = residual and mean_before_norm
 
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
-        if not self._reads_tokens(x, self.regions(x, hw)[0]):
+        if not self._skips_qk(x, self.window_partitions(x, hw)[0]):
             return super().project(x, hw)
-        dim, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
-        v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
+        dim = x.shape[-1]
+        v = linear_rows(self.qkv, x, slice(2 * dim, None))
         return v, lambda: self.qkv(x)[..., : 2 * dim].chunk(2, dim=-1)
 
-    def attend(self, part: Part) -> Tensor:
-        if part.queries_of_x and self._reads_tokens(part.x, part.regions):
+    @returns_new_tensor
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        if inputs.queries_from_x and self._skips_qk(inputs.x, inputs.windows):
             w_q, w_k, _ = self.qkv.weight.chunk(3)
             return inline_attention_from_tokens(
-                part.tokens,
-                part.v,
-                w_q[part.channels],
-                w_k[part.channels],
-                None if self.qkv.bias is None else self.qkv.bias[part.channels],
-                num_heads=part.num_heads,
+                inputs.tokens,
+                inputs.v,
+                w_q[inputs.channels],
+                w_k[inputs.channels],
+                None if self.qkv.bias is None else self.qkv.bias[inputs.channels],
+                num_heads=inputs.num_heads,
             )
         op = inline_attention if self.injective else linear_attention
-        return merge_heads(op(*part.heads(), kernel=self.kernel, key_mask=part.key_mask))
+        return merge_heads(op(*inputs.heads(), kernel=self.kernel, key_mask=inputs.key_mask))
 
-    def weights(self, part: Part, queries: slice = ALL_QUERIES) -> Tensor:
-        q, k, _ = part.heads()
+    def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
+        q, k, _ = inputs.heads()
         op = inline_attention_weights if self.injective else linear_attention_weights
-        return op(q[:, :, queries], k, kernel=self.kernel, key_mask=part.key_mask)
+        return op(q[:, :, queries], k, kernel=self.kernel, key_mask=inputs.key_mask)
 
-    def local(self, part: Part) -> Tensor | None:
+    def local(self, inputs: AttentionInputs) -> Tensor | None:
         if self.residual is None:
             return None
-        kernels = self.residual(self._mean_tokens(part))[:, part.channels]
-        return local_residual(part.v, kernels, part.hw, key_mask=part.key_mask)
+        kernels = self.residual(self._mean_tokens(inputs))[:, inputs.channels]
+        return local_residual(inputs.v, kernels, inputs.hw, key_mask=inputs.key_mask)
 
-    def local_terms(self, part: Part) -> Iterator[Tensor]:
-        if self.residual is None or self.lepe is None:
-            yield from super().local_terms(part)
+    def local_terms(self, inputs: AttentionInputs) -> Iterator[Tensor]:
+        if self.residual is None or self.lepe is None or not _is_plain_lepe(self.lepe):
+            yield from super().local_terms(inputs)
             return
-        # Both are 3×3 kernels on the same values, so one convolution serves both.
-        kernels = self.residual(self._mean_tokens(part))[:, part.channels]
+        # Both are 3×3 kernels on the same values, so one convolution with their sum is enough.
+        kernels = self.residual(self._mean_tokens(inputs))[:, inputs.channels]
         conv = self.lepe.conv
         yield local_residual(
-            part.v,
-            kernels + conv.weight[part.channels].flatten(1),
-            part.hw,
-            bias=None if conv.bias is None else conv.bias[part.channels],
-            key_mask=part.key_mask,
+            inputs.v,
+            kernels + conv.weight[inputs.channels].flatten(1),
+            inputs.hw,
+            bias=None if conv.bias is None else conv.bias[inputs.channels],
+            key_mask=inputs.key_mask,
         )
 
-    def _reads_tokens(self, x: Tensor, regions: Regions) -> bool:
-        """Whether attention within these regions of x (B, P + H·W, C) is made without queries and keys."""
-        if not self.injective or self.kernel != 'identity' or regions.is_padded:
-            return False
-        return expected(math.prod(regions.window)) >= self.tokens_per_channel * x.shape[-1]
+    def _skips_qk(self, x: Tensor, windows: WindowPartition) -> bool:
+        """Return whether attention within these windows of x (B, P + H·W, C) needs no queries and keys.
 
-    def _mean_tokens(self, part: Part) -> Tensor:
-        """The mean token of each region, (b, C)."""
-        if not self.takes_unnormed:
-            return masked_mean(part.tokens, part.key_mask).squeeze(1)
-        assert part.unnormed is not None
-        return part.unnormed.mean(dim=1).repeat_interleave(part.regions.count, dim=0)
+        The fast path reads the weight of ``qkv`` directly, so ``qkv`` must be a plain linear layer.
+        """
+        if not self.injective or self.kernel != 'identity' or windows.is_padded:
+            return False
+        if size_hint(math.prod(windows.window)) < self.tokens_per_channel * x.shape[-1]:
+            return False
+        return is_plain(self.qkv, nn.Linear)
+
+    def _mean_tokens(self, inputs: AttentionInputs) -> Tensor:
+        """Return the mean token of each window, (b, C)."""
+        if not self.needs_prenorm_input:
+            return masked_mean(inputs.tokens, inputs.key_mask).squeeze(1)
+        assert inputs.prenorm_x is not None
+        return inputs.prenorm_x.mean(dim=1).repeat_interleave(inputs.windows.num_windows, dim=0)
+
+
+@contextmanager
+def flop_counting(model: nn.Module) -> Iterator[None]:
+    """Make the InLine mixers of a model compute what papers count, within the context.
+
+    That is attention through queries and keys, although the fast path needs fewer FLOPs. The global hooks of
+    a FLOP counter do not disable the other fast paths.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(ignore_global_hooks())
+        for module in model.modules():
+            if isinstance(module, InLineMixer):
+                stack.callback(setattr, module, 'tokens_per_channel', module.tokens_per_channel)
+                module.tokens_per_channel = math.inf
+        yield
 
 
 class ResidualKernel(nn.Module):
-    """From a mean token, one 3×3 kernel per channel."""
+    """Generate the local residual's 3×3 kernel of each channel from a mean token."""
 
     def __init__(self, dim: int, groups: int) -> None:
         super().__init__()
@@ -130,16 +171,47 @@ class ResidualKernel(nn.Module):
 
     def forward(self, mean_token: Tensor) -> Tensor:
         """(B, C) → (B, C, 9)."""
-        own = mean_token.view(-1, self.fc1.groups, mean_token.shape[1] // self.fc1.groups).transpose(0, 1)
-        kernels = _grouped(self.fc2, F.gelu(_grouped(self.fc1, own)))
+        if not (is_plain(self.fc1, nn.Conv1d) and is_plain(self.fc2, nn.Conv1d)):
+            return self.fc2(F.gelu(self.fc1(mean_token.unsqueeze(-1)))).view(*mean_token.shape, 9)
+        groups = self.fc1.groups
+        x = mean_token.view(-1, groups, mean_token.shape[1] // groups).transpose(0, 1)
+        kernels = _grouped_linear(self.fc2, F.gelu(_grouped_linear(self.fc1, x)))
         return kernels.transpose(0, 1).reshape(*mean_token.shape, 9)
 
 
-def _grouped(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """What the convolution makes of sequences of one place, (groups, B, in) → (groups, B, out).
+def _grouped_linear(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """Apply a grouped 1×1 convolution to single positions, (groups, B, in) → (groups, B, out).
 
-    As one product a group: for maps so small a convolution spends its time on getting ready.
+    A batched product has less overhead than a convolution here.
     """
     assert conv.bias is not None
     weight = conv.weight.view(conv.groups, -1, x.shape[2]).transpose(1, 2)
     return torch.baddbmm(conv.bias.view(conv.groups, 1, -1), x, weight)
+
+
+def _is_plain_lepe(lepe: LocallyEnhancedPosition) -> bool:
+    return is_plain(lepe, LocallyEnhancedPosition) and is_plain(lepe.conv, nn.Conv2d)
+
+
+class AffineReLU(nn.Module):
+    """Learned kernel φ(x) = relu(A·x + b) with A (d, d) and b (d), initialised as relu.
+
+    φ is a single function in the formulas, so queries, keys and all heads share it.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(head_dim))
+        self.bias = nn.Parameter(torch.zeros(head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, d) to the same shape."""
+        return F.relu(F.linear(x, self.weight, self.bias))
+
+
+def make_kernel(name: str, head_dim: int) -> str | AffineReLU:
+    """Return the kernel φ for heads of ``head_dim`` channels, in the form that the ops accept."""
+    if name == AFFINE_RELU:
+        return AffineReLU(head_dim)
+    check_choice('unknown kernel', name, [*KERNELS, AFFINE_RELU])
+    return name

@@ -1,16 +1,16 @@
-"""Mixers by name, and the reading of a backbone's ``mixers`` argument.
+"""Mixer registry, and the ``mixers`` argument of the backbones.
 
-``mixers`` is data that a config can hold: ``dict(type='InLine')`` for every block, or a list with an
-entry per stage, where an entry is a dict, or a list with a dict per block of that stage. What an entry
-leaves open the family decides: ``dict(type='Softmax')`` is PVT's attention in a PVT, Swin's in a Swin.
+``mixers`` is plain config data: ``dict(type='InLine')`` for every block, or a list with one entry per stage,
+where an entry is a dict or a list with one dict per block. The family fills in options that an entry does not
+set: ``dict(type='Softmax')`` is PVT's attention in a PVT and Swin's in a Swin.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inline.arguments import check_choice, check_names, check_type, checked, parameters_of
-from inline.errors import UserError
 from inline.models.mixers.base import AttentionMixer
+from inline.utils.arguments import check_choice, check_names, check_type, checked, parameters_of
+from inline.utils.errors import UserError
 
 MixerConfig = dict[str, Any]
 MixersConfig = MixerConfig | Sequence[MixerConfig | Sequence[MixerConfig]]
@@ -19,11 +19,11 @@ MIXERS: dict[str, type[AttentionMixer]] = {}
 
 
 def register_mixer(name: str) -> Callable[[type[AttentionMixer]], type[AttentionMixer]]:
-    """Class decorator: make a mixer known as ``dict(type=name)``."""
+    """Return a class decorator that registers a mixer as ``dict(type=name)``."""
 
     def register(cls: type[AttentionMixer]) -> type[AttentionMixer]:
         if name in MIXERS:
-            raise UserError(f'mixer {name!r} is registered already, as {MIXERS[name].__qualname__}')
+            raise UserError(f'mixer {name!r} is already registered, as {MIXERS[name].__qualname__}')
         if '__init__' in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
         MIXERS[name] = cls
@@ -33,18 +33,18 @@ def register_mixer(name: str) -> Callable[[type[AttentionMixer]], type[Attention
 
 
 def build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer:
-    """Build ``dict(type=name, **options)`` for tokens of ``dim`` channels."""
+    """Build the mixer ``dict(type=name, **options)`` for tokens of ``dim`` channels."""
     check_mixer(config)
     options = {name: value for name, value in config.items() if name != 'type'}
     return MIXERS[config['type']](dim, num_heads, **options)
 
 
 def check_mixer(config: MixerConfig) -> None:
-    """Refuse a mixer's config with an unknown type or option, or an option of the wrong type."""
+    """Raise if a mixer config has an unknown type or option, or an option value of the wrong type."""
     check_choice('unknown mixer type', config.get('type'), sorted(MIXERS))
     owner = f'mixer {config["type"]!r}'
     known = parameters_of(MIXERS[config['type']])
-    options = {name: kind for name, kind in known.items() if name not in ('dim', 'num_heads')}
+    options = {name: annotation for name, annotation in known.items() if name not in ('dim', 'num_heads')}
     given = {name: value for name, value in config.items() if name != 'type'}
     check_names(given, options, 'option', owner)
     for name, value in given.items():
@@ -52,7 +52,7 @@ def check_mixer(config: MixerConfig) -> None:
 
 
 def default_mixers(inline_depths: Sequence[int], depths: Sequence[int]) -> list[list[MixerConfig]]:
-    """The paper's mix: in each stage so many blocks with InLine, then softmax."""
+    """Return the paper's mixers: in each stage ``inline_depths`` blocks with InLine, then softmax."""
     return [
         [{'type': 'InLine'}] * inline_depth + [{'type': 'Softmax'}] * (depth - inline_depth)
         for inline_depth, depth in zip(inline_depths, depths, strict=True)
@@ -60,9 +60,9 @@ def default_mixers(inline_depths: Sequence[int], depths: Sequence[int]) -> list[
 
 
 def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[MixerConfig]]:
-    """One config per block, as a list per stage."""
+    """Expand ``mixers`` to one config per block, as a list per stage."""
     if isinstance(mixers, dict):
-        _check_at('mixers', mixers)
+        _check_entry('mixers', mixers)
         mixers = [mixers] * len(depths)
     if len(mixers) != len(depths):
         raise UserError(
@@ -75,20 +75,20 @@ def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[Mixe
 
 
 def _expand_stage(entry: MixerConfig | Sequence[MixerConfig], depth: int, stage: int) -> list[MixerConfig]:
-    place = f'mixers[{stage}]'
+    path = f'mixers[{stage}]'
     if isinstance(entry, dict):
-        _check_at(place, entry)
+        _check_entry(path, entry)
         return [entry] * depth
     if len(entry) != depth:
-        raise UserError(f'{place} has {len(entry)} entries: one dict, or one for each of {depth} blocks')
+        raise UserError(f'{path} has {len(entry)} entries: one dict, or one for each of {depth} blocks')
     for block, config in enumerate(entry):
-        _check_at(f'{place}[{block}]', config)
+        _check_entry(f'{path}[{block}]', config)
     return list(entry)
 
 
-def _check_at(place: str, config: MixerConfig) -> None:
-    """Before a family adds its habits, and with the place that the mistake is at."""
+def _check_entry(path: str, config: MixerConfig) -> None:
+    """Check an entry before the family adds its defaults; an error names the path of the entry."""
     try:
         check_mixer(config)
     except UserError as error:
-        raise UserError(f'{place}: {error}') from error
+        raise UserError(f'{path}: {error}') from error

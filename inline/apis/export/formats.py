@@ -1,0 +1,170 @@
+"""Export formats: tracing a network, and writing and loading the file of each format."""
+
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from inline.apis.export.model import make_traceable
+from inline.models.backbones.common import MIN_SIZE
+from inline.utils.errors import UserError
+
+# One pixel more than the stride of 32 gives the last feature map two rows and columns: torch.export requires
+# dynamic sizes of at least two.
+MIN_DYNAMIC_SIZE = MIN_SIZE + 1
+MAX_SIZE = 16384
+MAX_BATCH = 4096
+
+# Runs an exported file on images (B, C, H, W).
+InferenceFn = Callable[[Tensor], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """An export format.
+
+    Args:
+        suffix: Suffix of the file.
+        write: Writes a program with its metadata to a path. ``metadata['outputs']`` names its outputs.
+        load: Loads a file and returns a function that runs it.
+        message: Progress message while writing.
+    """
+
+    suffix: str
+    write: Callable[[ExportedProgram, Mapping[str, Any], Path], None]
+    load: Callable[[Path], InferenceFn]
+    message: str = 'writing …'
+
+
+def trace(network: nn.Module, size: tuple[int, int], channels: int, dynamic: bool) -> ExportedProgram:
+    """Trace a network with ``torch.export``.
+
+    Args:
+        network: The network to trace.
+        size: Height and width of the example; for `dynamic`, see :func:`example_size`.
+        channels: Number of input channels.
+        dynamic: Trace for any batch size, height and width, instead of one image of `size`.
+    """
+    image = torch.randn(2 if dynamic else 1, channels, *size)
+    shapes = None
+    if dynamic:
+        height, width = (Dim(name, min=MIN_DYNAMIC_SIZE, max=MAX_SIZE) for name in ('height', 'width'))
+        shapes = ({0: Dim('batch', min=1, max=MAX_BATCH), 2: height, 3: width},)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                make_traceable(network),
+                (image,),
+                dynamic_shapes=shapes,
+                # Conditions that torch cannot prove for all sizes are checked when the program runs.
+                prefer_deferred_runtime_asserts_over_guards=dynamic,
+            )
+    except (torch._dynamo.exc.UserError, RuntimeError, ValueError, TypeError) as error:
+        if not dynamic:
+            raise
+        reason = ' '.join(str(error).split())[:300]
+        raise UserError(f'the model cannot be exported with --dynamic: {reason}') from error
+
+
+def example_size(size: tuple[int, int], model_size: int) -> tuple[int, int]:
+    """Return height and width of the example for dynamic shapes, larger than the size of the model.
+
+    At that size a model may have a single window, and torch.export specialises dimensions of size one.
+    """
+    return max(size[0], model_size) + 2 * MIN_SIZE, max(size[1], model_size) + 4 * MIN_SIZE
+
+
+def write_onnx(program: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
+    # The ONNX optimizer logs every operator that it does not change.
+    logging.getLogger('onnxscript').setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        exported = torch.onnx.export(
+            program, input_names=['image'], output_names=list(metadata['outputs']), dynamo=True, verbose=False
+        )
+    assert exported is not None
+    # ONNX metadata are strings.
+    exported.model.metadata_props.update({key: json.dumps(value) for key, value in metadata.items()})
+    exported.save(path, external_data=False)
+
+
+def import_onnxruntime() -> Any:
+    """Import ONNX Runtime without its telemetry, which would write a machine id to a file."""
+    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
+    import onnxruntime
+
+    return onnxruntime
+
+
+def load_onnx(path: Path) -> InferenceFn:
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    return lambda image: [torch.from_numpy(out) for out in session.run(None, {'image': image.numpy()})]
+
+
+def write_program(program: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
+    torch.export.save(program, path, extra_files={'inline.json': json.dumps(metadata)})
+
+
+def load_program(path: Path) -> InferenceFn:
+    module = torch.export.load(path).module()
+    return lambda image: list(module(image))
+
+
+def write_compiled(program: ExportedProgram, _: Mapping[str, Any], path: Path) -> None:
+    """Compile a program. AOTInductor packages hold no metadata; the JSON file has them."""
+    compiler = os.environ.get('CXX', 'g++')
+    if shutil.which(compiler) is None:
+        raise UserError(f'--format aoti requires a C++ compiler: {compiler!r} not found, set CXX to another')
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+def load_compiled(path: Path) -> InferenceFn:
+    package = torch._inductor.aoti_load_package(str(path))
+    return lambda image: list(package(image))
+
+
+FORMATS = {
+    'onnx': Format('.onnx', write_onnx, load_onnx),
+    'torch-export': Format('.pt2', write_program, load_program),
+    'aoti': Format('.aoti.pt2', write_compiled, load_compiled, 'compiling, which can take minutes …'),
+}
+
+
+def quantize_int8(source: Path, target: Path) -> None:
+    """Write an ONNX file with int8 weights in its linear layers (dynamic quantisation)."""
+    import onnx
+
+    import_onnxruntime()
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(source)
+    # Quantisation transposes weights: the stored shapes would be wrong.
+    del model.graph.value_info[:]
+    matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
+    # Linear layers only: convolutions have few weights, and grouped products no per-channel scales.
+    linear = [
+        node.name
+        for node in model.graph.node
+        if node.op_type in ('MatMul', 'Gemm') and len(node.input) > 1 and node.input[1] in matrices
+    ]
+    # It warns that shape inference is missing, but the exporter has done it.
+    logging.disable(logging.WARNING)
+    try:
+        quantize_dynamic(
+            model, target, nodes_to_quantize=linear, weight_type=QuantType.QInt8, per_channel=True
+        )
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,207 @@
+"""Export of a config and a checkpoint to a verified file, with a summary of its size and speed."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+
+from inline.apis.export.formats import (
+    FORMATS,
+    MAX_SIZE,
+    MIN_DYNAMIC_SIZE,
+    InferenceFn,
+    example_size,
+    quantize_int8,
+    trace,
+)
+from inline.apis.export.model import ExportModel, ExportNetwork, build_export_model, default_size
+from inline.apis.export.verification import (
+    check_outputs,
+    check_test_size,
+    evaluate,
+    relative_difference,
+    shapes_to_check,
+)
+from inline.benchmark import CPU, describe_machine, interleave
+from inline.benchmark.flops import count_flops
+from inline.datasets.validation.checks import check_paths
+from inline.engine.config import image_size
+from inline.models.backbones.common import MIN_SIZE
+from inline.utils.errors import UserError
+from inline.utils.tables import align
+
+REPETITIONS = 7
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of an export.
+
+    Args:
+        name: Name of the model.
+        checkpoint: Path or URL of the weights.
+        format: A key of ``FORMATS``.
+        dynamic: Export for any batch size, height and width.
+        size: Height and width to trace and measure at; by default those of the config.
+        what: ``'model'`` or ``'backbone'``.
+        with_preprocessing: Export a network that takes pixel values of 0 to 255.
+        int8: Quantise the linear layers.
+        evaluate: Evaluate the file on the config's test data.
+        out: File to write; by default next to the checkpoint.
+    """
+
+    name: str
+    checkpoint: str
+    format: str
+    dynamic: bool = False
+    size: tuple[int, int] | None = None
+    what: str = 'model'
+    with_preprocessing: bool = False
+    int8: bool = False
+    evaluate: bool = False
+    out: Path | None = None
+
+
+def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
+    """Write the exported file and a JSON file with its metadata, and yield progress messages.
+
+    Nothing is written to the final path unless the outputs of the exported file agree with the model's.
+    """
+    size = options.size or default_size(cfg)
+    if options.dynamic and options.size is None:
+        # A model for smaller images can be exported for larger ones.
+        size = (max(size[0], MIN_DYNAMIC_SIZE), max(size[1], MIN_DYNAMIC_SIZE))
+    out = options.out or default_path(options)
+    check_options(cfg, options, size, out)
+    model = build_export_model(
+        cfg, options.checkpoint, what=options.what, with_preprocessing=options.with_preprocessing
+    )
+    fixed_size = None if options.dynamic else size
+    if options.evaluate:
+        check_test_size(cfg, model.toolbox_model, fixed_size)
+    file_format, channels = FORMATS[options.format], int(model.image['channels'])
+    metadata = describe(model, options, size)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'--out {str(out)!r}: {error.strerror}') from error
+    # In the same folder: the final rename is atomic.
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix='.export-') as folder:
+        exported = Path(folder) / f'float{file_format.suffix}'
+        example = example_size(size, max(image_size(cfg))) if options.dynamic else size
+        yield f'tracing at {example[0]}×{example[1]} …'
+        program = trace(model.network, example, channels, options.dynamic)
+        yield file_format.message
+        file_format.write(program, metadata, exported)
+        run = file_format.load(exported)
+        yield 'comparing with PyTorch …'
+        shapes = shapes_to_check(size, options.dynamic)
+        worst = check_outputs(model.network, run, shapes, channels)
+        checked = ', '.join(f'{batch}×{height}×{width}' for batch, height, width in shapes)
+        yield f'agrees with PyTorch to {worst:.1e} at {checked} (batch×height×width)'
+        if options.int8:
+            quantized = Path(folder) / f'int8{file_format.suffix}'
+            quantize_int8(exported, quantized)
+            exported, run = quantized, file_format.load(quantized)
+        yield from summarize(model.network, run, options, size, exported.stat().st_size, channels)
+        if options.evaluate:
+            before = evaluate(cfg, model.toolbox_model)
+            after = evaluate(cfg, model.toolbox_model, run, fixed_size)
+            rows = [(name, f'{before[name]:.2f}', f'{value:.2f}') for name, value in after.items()]
+            label = 'int8' if options.int8 else options.format
+            yield from align([('test', 'PyTorch', label), *rows], right=[1, 2])
+        metadata_file = Path(folder) / 'metadata.json'
+        metadata_file.write_text(json.dumps(metadata, indent=2, ensure_ascii=False) + '\n')
+        os.replace(exported, out)
+        os.replace(metadata_file, f'{out}.json')
+    yield f'wrote {out} and {out}.json'
+
+
+def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], out: Path) -> None:
+    """Raise for invalid options before a model is built."""
+    minimum = MIN_DYNAMIC_SIZE if options.dynamic else MIN_SIZE
+    if not minimum <= min(size) <= max(size) <= MAX_SIZE:
+        raise UserError(
+            f'--size {size[0]}x{size[1]}: each side must be from {minimum} to {MAX_SIZE} pixels'
+            + (' with --dynamic' if options.dynamic else '')
+        )
+    if options.int8 and options.format != 'onnx':
+        raise UserError(f'--int8 requires --format onnx, not {options.format}')
+    suffix = Path(f'model{FORMATS[options.format].suffix}').suffix
+    if options.out is not None and options.out.suffix != suffix:
+        raise UserError(f'--out {str(options.out)!r}: files of --format {options.format} end in {suffix}')
+    for path in (out, Path(f'{out}.json')):
+        if path.is_dir():
+            raise UserError(f'--out {str(out)!r}: {str(path)!r} is a folder, give a file name')
+    if options.evaluate:
+        if options.what == 'backbone' or options.with_preprocessing:
+            raise UserError('--evaluate excludes --what backbone and --with-preprocessing')
+        if cfg.get('test_dataloader') is None or cfg.get('test_evaluator') is None:
+            raise UserError('--evaluate requires test_dataloader and test_evaluator in the config')
+        check_paths(cfg, ('test_dataloader',))
+
+
+def default_path(options: ExportOptions) -> Path:
+    """Return a path next to the checkpoint, or in the current folder if the checkpoint is a URL."""
+    backbone = '-backbone' if options.what == 'backbone' else ''
+    int8 = '-int8' if options.int8 else ''
+    folder = Path() if '://' in options.checkpoint else Path(options.checkpoint).parent
+    return folder / f'{options.name}{backbone}{int8}{FORMATS[options.format].suffix}'
+
+
+def describe(model: ExportModel, options: ExportOptions, size: tuple[int, int]) -> dict[str, Any]:
+    """Return the metadata that a program needs to run the file."""
+    sides: Any = {'from': MIN_DYNAMIC_SIZE, 'to': MAX_SIZE}
+    return {
+        'model': options.name,
+        'task': model.network.task,
+        'input': {
+            **model.image,
+            'batch': 'any' if options.dynamic else 1,
+            'height': sides if options.dynamic else size[0],
+            'width': sides if options.dynamic else size[1],
+        },
+        'outputs': list(model.network.outputs),
+        'weights': 'int8 in linear layers' if options.int8 else 'float32',
+        'classes': list(model.classes),
+        'made with': f'torch {torch.__version__}',
+    }
+
+
+def summarize(
+    network: ExportNetwork,
+    run: InferenceFn,
+    options: ExportOptions,
+    size: tuple[int, int],
+    file_bytes: int,
+    channels: int,
+) -> Iterator[str]:
+    """Yield a table of parameters, multiply-adds, file size and latency."""
+    image = torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0))
+    cost = count_flops(network, lambda: network(image))[-1]
+    label = f'{options.format}, int8' if options.int8 else options.format
+    timings = interleave(
+        {'PyTorch': torch.inference_mode()(lambda: network(image)), label: lambda: run(image)},
+        REPETITIONS,
+        CPU,
+    )
+    shape = f'{size[0]}×{size[1]}'
+    rows = [
+        ('parameters', f'{cost.parameters / 1e6:.2f}', 'M'),
+        ('FLOPs', f'{cost.multiply_adds / 1e9:.3f}', f'G multiply-adds at {shape}'),
+        ('file', f'{file_bytes / 1e6:.2f}', 'MB'),
+    ]
+    for name, timing in timings.items():
+        rows.append((f'latency, {name}', f'{timing.median * 1e3:.1f}', f'ms, one image of {shape}'))
+    if options.int8:
+        with torch.no_grad():
+            difference = relative_difference(run(image), network(image))
+        rows.append(('largest difference', f'{100 * difference:.1f}', '% of the largest output'))
+    yield from align(rows, right=[1])
+    yield f'on {describe_machine(CPU)}, threads: {torch.get_num_threads()}'

@@ -1,0 +1,158 @@
+"""Configs by path or name, and models from a config and a checkpoint."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, DefaultScope
+
+import inline
+from inline.checkpoints import Checkpoint, load_complete_state_dict, read_checkpoint, select_submodule
+from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
+from inline.datasets.custom import fit_to_custom_data
+from inline.engine.config import TOOLBOXES, apply_aliases, check_config_path, load_config
+from inline.engine.launch import build_untrained_model
+from inline.utils.drawing import Color, class_palette
+from inline.utils.errors import UserError
+from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
+
+TASKS = {'mmpretrain': 'classification', 'mmdet': 'detection', 'mmseg': 'segmentation'}
+_MAX_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a model: names by label, and an RGB colour for each."""
+
+    names: tuple[str, ...]
+    palette: tuple[Color, ...]
+
+
+def find_config(config: str | Path | Config, options: Mapping[str, Any] | None = None) -> Config:
+    """Copy a config, or read it from a path or by its name in ``configs/``.
+
+    `options` override settings of a config that is read from a file.
+    """
+    if isinstance(config, Config):
+        if config.get('default_scope') not in TOOLBOXES:
+            raise UserError(
+                f'the config has default_scope {config.get("default_scope")!r}: '
+                f'it must name the toolbox, one of {", ".join(TOOLBOXES)}'
+            )
+        copy = Config(config._cfg_dict.to_dict())
+        apply_aliases(copy)
+        return copy
+    return load_config(find_config_path(config), options)
+
+
+def find_config_path(config: str | Path) -> Path:
+    """Return the file of a config, given by its path or by its name in ``configs/``."""
+    path = Path(config)
+    is_path = path.suffix in ('.py', *CHECKPOINT_SUFFIXES) or path.is_file()
+    found = path if is_path else _find_by_name(str(config))
+    check_config_path(found)
+    return found
+
+
+def _find_by_name(name: str) -> Path:
+    """Return the file whose name, or path below ``configs/``, without the suffix is `name`."""
+    folders = (Path('configs'), Path(inline.__file__).parents[1] / 'configs')
+    root = next((folder for folder in folders if folder.is_dir()), None)
+    if root is None:
+        raise UserError(
+            f'config {name!r} is not a file, and there is no folder configs/ with configs by name'
+        )
+    known: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob('*.py')):
+        inner = path.relative_to(root).with_suffix('')
+        if '_base_' not in inner.parts:
+            for key in {inner.name, inner.as_posix()}:
+                known.setdefault(key, []).append(path)
+    found = known.get(name, [])
+    if len(found) > 1:
+        several = ', '.join(
+            path.relative_to(root).with_suffix('').as_posix() for path in found[:_MAX_SUGGESTIONS]
+        )
+        raise UserError(f'config {name!r} is the name of {len(found)} files: give a path, such as {several}')
+    if not found:
+        # Each file has two names.
+        close = {
+            known[key][0]: key for key in difflib.get_close_matches(name, known, n=_MAX_SUGGESTIONS)[::-1]
+        }
+        names = ', '.join([*close.values()][::-1])
+        hint = f'did you mean {names}?' if close else 'give a path, or a name from configs/'
+        raise UserError(f'config {name!r} does not exist: {hint}')
+    return found[0]
+
+
+def build_model(
+    cfg: Config, checkpoint: str | Path | Checkpoint | None = None, *, backbone_only: bool = False
+) -> tuple[BaseModel, Classes]:
+    """Build a config's model in evaluation mode and load all of its weights.
+
+    Args:
+        cfg: Changed in place: pretrained weights to start from are removed, and with ``custom_data`` the
+            number of classes is set to the checkpoint's.
+        checkpoint: A source for :func:`inline.checkpoints.read_checkpoint`, or its result. Must contain every
+            weight of the model. None keeps the random initialisation.
+        backbone_only: Load only the weights of the backbone; others may be missing.
+
+    Returns:
+        The toolbox's model, and its classes.
+    """
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = read_checkpoint(checkpoint)
+    meta = {} if checkpoint is None else checkpoint.dataset_meta
+    names = meta.get('classes') or ()
+    if 'custom_data' in cfg and checkpoint is not None and not backbone_only:
+        _set_num_classes(cfg, names, checkpoint.source)
+    model = build_untrained_model(cfg)
+    config_meta = _dataset_meta(cfg)
+    if checkpoint is not None:
+        module, state_dict = model, checkpoint.state_dict
+        if backbone_only:
+            module, state_dict = model.backbone, select_submodule(state_dict, 'backbone.')
+        load_complete_state_dict(module, state_dict, checkpoint.source)
+    return model.eval(), _classes(cfg, {**config_meta, **meta} if names else config_meta)
+
+
+def _set_num_classes(cfg: Config, names: Sequence[str], source: str) -> None:
+    """Set the number of classes from the checkpoint, or from the data if it does not name them."""
+    if not names:
+        try:
+            fit_to_custom_data(cfg)
+        except UserError as error:
+            raise UserError(
+                f'checkpoint {source!r} does not name its classes, and counting them failed: {error}'
+            ) from error
+        return
+    for _, node in walk_dicts(cfg._cfg_dict):
+        if 'num_classes' in node:
+            node['num_classes'] = len(names)
+
+
+def _dataset_meta(cfg: Config) -> dict[str, Any]:
+    """Return classes and palette of the config's test dataset that are known without reading the data."""
+    node = next(leaf_datasets((cfg.get('test_dataloader') or {}).get('dataset')), None)
+    if node is None:
+        return {}
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        dataset = DATASETS.get(node['type'])
+    listed = {'classes': node['classes']} if isinstance(node.get('classes'), list | tuple) else {}
+    return {**getattr(dataset, 'METAINFO', {}), **(node.get('metainfo') or {}), **listed}
+
+
+def _classes(cfg: Config, meta: Mapping[str, Any]) -> Classes:
+    count = max_num_classes(cfg.model)
+    names = tuple(str(name) for name in meta.get('classes') or ())
+    if len(names) != count and count:
+        names = tuple(str(label) for label in range(count))
+    # A list or an array.
+    colors = () if meta.get('palette') is None else meta['palette']
+    palette = tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
+    # A palette of another length belongs to other classes.
+    return Classes(names, palette if len(palette) == len(names) else class_palette(len(names)))

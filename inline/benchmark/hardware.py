@@ -1,0 +1,69 @@
+"""The hardware of a benchmark: command-line flags, device, threads and a one-line description."""
+
+import ctypes
+import os
+import platform
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import torch
+
+from inline.utils.errors import UserError
+
+CPU = torch.device('cpu')
+# Parameters of glibc's mallopt.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def add_timing_flags(parser: ArgumentParser, repetitions: int) -> None:
+    parser.add_argument('--threads', type=int, default=1, help='CPU threads (default: 1)')
+    parser.add_argument(
+        '--repetitions',
+        type=int,
+        default=repetitions,
+        help='repetitions of each measurement (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--device', choices=('cpu', 'cuda'), help='device to time (default: cuda if available, else cpu)'
+    )
+
+
+def check_counts(args: Namespace) -> None:
+    """Raise a UserError if batch, threads or repetitions are below 1."""
+    for name in ('batch', 'threads', 'repetitions'):
+        if getattr(args, name, 1) < 1:
+            raise UserError(f'--{name} {getattr(args, name)}: must be at least 1')
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Return the device 'cpu' or 'cuda'; None selects a GPU if there is one."""
+    if name == 'cuda' and not torch.cuda.is_available():
+        raise UserError('--device cuda: torch finds no GPU, use cpu')
+    return torch.device(name or ('cuda' if torch.cuda.is_available() else 'cpu'))
+
+
+def prepare_for_timing(threads: int) -> None:
+    """Set the number of CPU threads and make glibc keep freed memory.
+
+    By default glibc returns large blocks to the system and requests them again for the next operator. The
+    measurement would then include page faults, whose number varies from process to process.
+    """
+    torch.set_num_threads(threads)
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if os.name == 'posix' else None
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, 2**25)
+
+
+def describe_machine(device: torch.device) -> str:
+    """Describe the device in one line, for example 'AMD EPYC, 2 cores, torch 2.13.0'."""
+    if device.type == 'cuda':
+        return f'{torch.cuda.get_device_name(device)}, torch {torch.__version__}'
+    return f'{_processor()}, {os.cpu_count()} cores, torch {torch.__version__}'
+
+
+def _processor() -> str:
+    info = Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,33 @@
+"""Weight files: the only code that opens one.
+
+:func:`read_checkpoint` reads a file, folder, URL or Hub name. :func:`load_partial_state_dict` loads weights
+into a module and returns a :class:`LoadReport`. Everything else calls these two.
+"""
+
+from inline.checkpoints.reading import Checkpoint, as_checkpoint, read_checkpoint, read_file
+from inline.checkpoints.sources import check_checkpoint
+from inline.checkpoints.state_dict import (
+    LoadReport,
+    check_complete,
+    compare_state_dict,
+    load_complete_state_dict,
+    load_partial_state_dict,
+    select_submodule,
+)
+from inline.checkpoints.unpickling import load_pickle, trust_checkpoints
+
+__all__ = [
+    'Checkpoint',
+    'LoadReport',
+    'as_checkpoint',
+    'check_checkpoint',
+    'check_complete',
+    'compare_state_dict',
+    'load_complete_state_dict',
+    'load_partial_state_dict',
+    'load_pickle',
+    'read_checkpoint',
+    'read_file',
+    'select_submodule',
+    'trust_checkpoints',
+]

@@ -1,0 +1,148 @@
+"""Reading a checkpoint: the one function through which every entry point gets its weights."""
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from inline.checkpoints.official import OfficialModel, convert_official, is_official
+from inline.checkpoints.safetensors_format import is_safetensors, read_safetensors
+from inline.checkpoints.sources import check_checkpoint, locate_checkpoint
+from inline.checkpoints.state_dict import StateDict, strip_prefix, subset
+from inline.checkpoints.unpickling import load_torch
+from inline.utils.errors import UserError
+
+# Where training scripts keep the weights, in order of preference: the moving average (EMA) first.
+WEIGHT_KEYS = ('state_dict_ema', 'model', 'state_dict')
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a checkpoint.
+
+    Args:
+        source: Path, URL or name as the user gave it.
+        state_dict: Weights under our names.
+        meta: What the training wrote about itself: ``cfg``, ``dataset_meta``, ``epoch``, …; may be empty.
+        content: Everything in the file; ``state_dict`` and ``meta`` are the two above.
+        is_ema: Whether the weights are the moving average of a training.
+        official: The released model that the weights were converted from, if they were.
+    """
+
+    source: str
+    state_dict: StateDict
+    meta: dict[str, Any]
+    content: dict[str, Any]
+    is_ema: bool = False
+    official: OfficialModel | None = None
+
+    @property
+    def dataset_meta(self) -> Mapping[str, Any]:
+        """Classes and palette of the training dataset; empty if the file does not say."""
+        found = self.meta.get('dataset_meta')
+        return found if isinstance(found, Mapping) else {}
+
+
+def read_checkpoint(source: str | Path, map_location: Any = 'cpu') -> Checkpoint:
+    """Read weights without running any code in the file.
+
+    Args:
+        source: A .pth or .safetensors file, a folder of ``tools/publish.py`` or ``save_pretrained``, a URL
+            (http, https or file), or ``user/model`` on the Hugging Face Hub. The file may be a checkpoint of
+            a training, a plain state dict, or one that the authors released; the latter is converted. A
+            prefix ``module.`` is removed. Of a training with a moving average, that average is returned.
+        map_location: As in :func:`torch.load`.
+    """
+    return as_checkpoint(read_file(source, map_location), source)
+
+
+def read_file(source: Any, map_location: Any = 'cpu') -> Any:
+    """Return the content of a .pth or .safetensors file, without running any code in it.
+
+    Args:
+        source: As in :func:`read_checkpoint`, or a binary file object.
+        map_location: As in :func:`torch.load`.
+    """
+    if not isinstance(source, str | Path):
+        return _load(source, 'from memory', map_location)
+    check_checkpoint(source)
+    return _load(locate_checkpoint(source), repr(str(source)), map_location)
+
+
+def as_checkpoint(content: Any, source: str | Path) -> Checkpoint:
+    """Find and convert the weights in the content of a file."""
+    key, state_dict = _find_state_dict(content, source)
+    meta = content.get('meta')
+    meta = dict(meta) if isinstance(meta, Mapping) else {}
+    official = None
+    if is_official(state_dict):
+        try:
+            official, state_dict = convert_official(state_dict)
+        except UserError as error:
+            raise UserError(f'checkpoint {str(source)!r} cannot be converted: {error}') from error
+        meta |= {'model': official.name, 'img_size': official.img_size}
+    rest = {} if key is None else content
+    return Checkpoint(
+        source=str(source),
+        state_dict=state_dict,
+        meta=meta,
+        content={**rest, 'meta': meta, 'state_dict': state_dict},
+        # MMEngine saves the average as state_dict and the weights of the optimizer as ema_state_dict.
+        is_ema=key == 'state_dict_ema' or 'ema_state_dict' in content,
+        official=official,
+    )
+
+
+def _find_state_dict(content: Any, source: str | Path) -> tuple[str | None, StateDict]:
+    """Return the weights and the key under which they are stored, None for a plain state dict."""
+    if isinstance(content, Mapping):
+        for key in WEIGHT_KEYS:
+            nested = content.get(key)
+            if isinstance(nested, Mapping) and any(isinstance(value, Tensor) for value in nested.values()):
+                return key, strip_prefix(_tensors(nested), 'module.')
+        if content and all(isinstance(value, Tensor) for value in content.values()):
+            return None, strip_prefix(_tensors(content), 'module.')
+    raise UserError(
+        f'checkpoint {str(source)!r} contains no weights: expected tensors under one of '
+        f'{", ".join(WEIGHT_KEYS)}, or a plain state dict'
+    )
+
+
+def _tensors(state_dict: Mapping[Any, Any]) -> StateDict:
+    return subset(state_dict, lambda name: isinstance(state_dict[name], Tensor))
+
+
+def _load(file: Any, name: str, map_location: Any) -> Any:
+    with _one_line_errors(f'checkpoint {name}'):
+        if is_safetensors(file):
+            return read_safetensors(file, map_location)
+        return load_torch(file, map_location)
+
+
+@contextmanager
+def _one_line_errors(checkpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError(f'{checkpoint} requires the package safetensors: pip install safetensors') from error
+    except OSError as error:
+        # Errors of opening name the file. Others come from offsets beyond the end of a truncated file.
+        reason = (error.strerror or error) if error.filename else 'it is damaged or not a checkpoint'
+        raise UserError(f'{checkpoint} cannot be read: {reason}') from error
+    except Exception as error:
+        # Wrong bytes lead to all kinds of errors while unpickling.
+        foreign = re.search(r'(?:GLOBAL|class|function) (\S+)', str(error))
+        if foreign and isinstance(error, pickle.UnpicklingError):
+            raise UserError(
+                f'{checkpoint} contains {foreign[1]}, which is not plain data; it was not loaded: if you '
+                'trust its origin, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py '
+                'loads it and runs the code in it'
+            ) from error
+        raise UserError(f'{checkpoint} cannot be read: it is damaged or not a checkpoint') from error

@@ -1,0 +1,1 @@
+"""Digit scenes: handwritten digits on photographs, generated without a download."""

@@ -1,0 +1,214 @@
+"""Image and label map loaders with a defined outcome for every kind of invalid file.
+
+Valid files give the same values as the transforms of the toolboxes. See ``docs/data_validation.md``.
+"""
+
+from typing import Any
+
+import mmcv
+import numpy as np
+from mmcv.transforms import BaseTransform, LoadImageFromFile
+from mmengine import fileio
+from numpy.typing import NDArray
+
+from inline.datasets.image_file import (
+    HIGHEST_MAX_PIXELS,
+    check_aspect_ratio,
+    check_header,
+    failure_reason,
+    is_truncated_jpeg,
+    open_image,
+    opencv_failure_reason,
+)
+from inline.registry import TRANSFORMS
+from inline.utils.errors import BadDataError, UnreadableError, UserError
+
+DEFAULT_MAX_PIXELS = 100_000_000
+IGNORE_INDEX = 255
+
+Results = dict[str, Any]
+
+
+@TRANSFORMS.register_module()
+class LoadImage(LoadImageFromFile):
+    """mmcv's ``LoadImageFromFile`` that raises an :class:`UnreadableError` for every unusable file.
+
+    Grayscale images get three equal channels, palette images become RGB, CMYK becomes RGB, alpha is dropped,
+    16 bits become the upper 8, and the first of several frames is used. The EXIF orientation is applied
+    unless the annotations have the size of the unrotated image.
+
+    Args:
+        max_pixels: Larger images are rejected by their header, before memory is allocated.
+    """
+
+    def __init__(
+        self,
+        to_float32: bool = False,
+        color_type: str = 'color',
+        imdecode_backend: str = 'cv2',
+        ignore_empty: bool = False,
+        *,
+        backend_args: dict[str, Any] | None = None,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        super().__init__(
+            to_float32, color_type, imdecode_backend, None, ignore_empty, backend_args=backend_args
+        )
+        if not 1 <= max_pixels <= HIGHEST_MAX_PIXELS:
+            raise UserError(f'max_pixels {max_pixels}: must be from 1 to {HIGHEST_MAX_PIXELS:,}')
+        self.max_pixels = max_pixels
+
+    def transform(self, results: Results) -> Results | None:
+        path = results['img_path']
+        try:
+            image = self._load(read_bytes(path, self.backend_args), path, results)
+        except UnreadableError:
+            if self.ignore_empty:
+                return None
+            raise
+        results['img'] = image.astype(np.float32) if self.to_float32 else image
+        results['img_shape'] = results['ori_shape'] = image.shape[:2]
+        return results
+
+    def decode(self, content: bytes, path: str) -> NDArray[np.uint8]:
+        """Decode the content of a file. Error messages contain `path`."""
+        check_header(content, path, self.max_pixels)
+        if is_truncated_jpeg(content):
+            raise UnreadableError(f'{path!r} cannot be read: the file is truncated')
+        return self._decode(content, path, self.color_type)
+
+    def _load(self, content: bytes, path: str, results: Results) -> NDArray[np.uint8]:
+        """Decode an image and check that it has the size of its annotations, if they give one."""
+        image = self.decode(content, path)
+        if 'height' not in results or 'width' not in results:
+            return image
+        expected = results['height'], results['width']
+        if image.shape[:2] == expected[::-1] != expected and self.color_type in ('color', 'grayscale'):
+            image = self._decode(content, path, f'{self.color_type}_ignore_orientation')
+        if image.shape[:2] != expected:
+            raise UnreadableError(
+                f'{path!r} is {_size(image)} pixels, but its annotations are for {expected[1]}x{expected[0]}'
+            )
+        return image
+
+    def _decode(self, content: bytes, path: str, flag: str) -> NDArray[np.uint8]:
+        error = None
+        try:
+            image = mmcv.imfrombytes(content, flag=flag, backend=self.imdecode_backend)
+        except Exception as caught:  # Decoders raise any exception for damaged files.
+            image, error = None, caught
+        if image is None:
+            raise UnreadableError(f'{path!r} cannot be read: {opencv_failure_reason(content)}') from error
+        check_aspect_ratio(image.shape, path)
+        return image
+
+
+@TRANSFORMS.register_module()
+class LoadLabelMap(BaseTransform):
+    """mmseg's ``LoadAnnotations`` with checks of size, channels and labels.
+
+    An unreadable file raises an :class:`UnreadableError`, so that training skips it. A label map with
+    several channels, with another size than its image or with invalid labels raises a
+    :class:`BadDataError`, which stops the run.
+
+    Args:
+        num_classes: Labels must be below this or 255 (ignored), after `reduce_zero_label` and `label_map`.
+            By default every label is allowed.
+        reduce_zero_label: Whether label 0 is ignored and the others are decreased by one. None for the
+            setting of the dataset.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = IGNORE_INDEX,
+        reduce_zero_label: bool | None = None,
+        *,
+        backend_args: dict[str, Any] | None = None,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        self.num_classes = num_classes
+        self.reduce_zero_label = reduce_zero_label
+        self.backend_args = backend_args
+        self.max_pixels = max_pixels
+
+    def transform(self, results: Results) -> Results:
+        path = results['seg_map_path']
+        stored = self._read(path)
+        if 'ori_shape' in results and stored.shape != tuple(results['ori_shape']):
+            height, width = results['ori_shape']
+            raise BadDataError(
+                f'label map {path!r} is {_size(stored)} pixels, but its image is {width}x{height}'
+            )
+        labels = self._map_labels(stored, results, path)
+        # Adding 1 in uint8 turns 255 into 0, which passes.
+        if self.num_classes < IGNORE_INDEX and int((labels + np.uint8(1)).max()) > self.num_classes:
+            invalid = np.argwhere((labels >= self.num_classes) & (labels != IGNORE_INDEX))
+            raise self._label_error(stored, invalid[0], path, results)
+        results['gt_seg_map'] = labels
+        results['seg_fields'].append('gt_seg_map')
+        return results
+
+    def _read(self, path: str) -> NDArray[np.integer[Any]]:
+        content = read_bytes(path, self.backend_args)
+        check_header(content, path, self.max_pixels)
+        try:
+            with open_image(content) as image:
+                stored = np.array(image)
+        except Exception as error:  # Decoders raise any exception for damaged files.
+            raise UnreadableError(f'label map {path!r} cannot be read: {failure_reason(error)}') from error
+        if stored.ndim != 2:
+            raise BadDataError(
+                f'label map {path!r} has {stored.shape[-1]} channels: must have one, with class indices'
+            )
+        return stored
+
+    def _map_labels(self, stored: NDArray[np.integer[Any]], results: Results, path: str) -> NDArray[np.uint8]:
+        """Convert to uint8 and apply `reduce_zero_label` and `label_map`."""
+        if stored.dtype != np.uint8 and stored.dtype != np.bool_:
+            invalid = np.argwhere((stored < 0) | (stored > IGNORE_INDEX) | (stored % 1 != 0))
+            if len(invalid):
+                raise self._label_error(stored, invalid[0], path, results)
+        labels = stored.astype(np.uint8)
+        if self._reduces_zero_label(results):
+            # 0 wraps around to 255; 255 must not become 254.
+            labels[labels == IGNORE_INDEX] = 0
+            labels = labels - np.uint8(1)
+        if results.get('label_map') is not None:
+            original = labels.copy()
+            for old, new in results['label_map'].items():
+                labels[original == old] = new
+        return labels
+
+    def _reduces_zero_label(self, results: Results) -> bool:
+        of_dataset = bool(results.get('reduce_zero_label'))
+        if self.reduce_zero_label is not None and self.reduce_zero_label != of_dataset:
+            raise UserError(
+                f'reduce_zero_label is {self.reduce_zero_label} in the pipeline '
+                f'but {of_dataset} in the dataset'
+            )
+        return of_dataset
+
+    def _label_error(
+        self, stored: NDArray[np.integer[Any]], index: NDArray[np.intp], path: str, results: Results
+    ) -> BadDataError:
+        first = int(self._reduces_zero_label(results))
+        y, x = int(index[0]), int(index[1])
+        allowed = f'{first} to {self.num_classes - 1 + first}, or {IGNORE_INDEX}{" or 0" if first else ""}'
+        return BadDataError(
+            f'label map {path!r} has label {stored[y, x]} at x={x}, y={y}: must be {allowed} (ignored)'
+        )
+
+
+def read_bytes(path: str, backend_args: dict[str, Any] | None) -> bytes:
+    """Read a file with MMEngine's backends; raise an :class:`UnreadableError` if it is missing or empty."""
+    try:
+        content = fileio.get(path, backend_args=backend_args)
+    except OSError as error:
+        raise UnreadableError(f'{path!r} cannot be read: {failure_reason(error)}') from error
+    if not content:
+        raise UnreadableError(f'{path!r} cannot be read: the file is empty')
+    return content
+
+
+def _size(image: NDArray[Any]) -> str:
+    return f'{image.shape[1]}x{image.shape[0]}'

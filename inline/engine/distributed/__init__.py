@@ -1,0 +1,1 @@
+"""Distributed runs: launcher, set-up, sharded training."""

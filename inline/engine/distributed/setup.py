@@ -1,0 +1,135 @@
+"""Distributed runs: process group, configs without GPUs, results and errors that all ranks share."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from mmengine.config import Config, ConfigDict
+from mmengine.dist import all_gather_object, get_rank, init_dist
+
+from inline.openmmlab.patches import collect_results_in_memory
+from inline.utils.errors import UserError
+from inline.utils.nested import walk_dicts
+
+DEFAULT_PORT = '29500'
+# Timeout of work on rank 0. NCCL's ten minutes are too short for checking a large dataset on a network drive.
+_TIMEOUT = timedelta(hours=6)
+
+Result = TypeVar('Result')
+
+
+def adapt_to_hardware(cfg: Config) -> None:
+    """Adapt a config to the launcher and to a machine without GPUs, where it starts gloo."""
+    if cfg.launcher != 'none':
+        collect_results_in_memory()
+        # BatchNorm statistics differ between ranks and only those of rank 0 are saved. With the hook,
+        # testing the saved checkpoint gives the result of the validation.
+        hooks = cfg.get('custom_hooks') or []
+        if 'SyncBuffersHook' not in [hook.get('type') for hook in hooks]:
+            cfg.custom_hooks = [*hooks, ConfigDict(type='SyncBuffersHook')]
+    if torch.cuda.is_available():
+        return
+    for _, node in walk_dicts(cfg._cfg_dict):
+        # Synchronized statistics exist on GPUs only.
+        if node.get('type') in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
+            node['type'] = 'BN'
+    if cfg.launcher != 'none':
+        join_process_group(cfg)
+        # DistributedDataParallel would look for a GPU with the number LOCAL_RANK.
+        wrapper = cfg.get('model_wrapper_cfg') or ConfigDict(type='MMDistributedDataParallel')
+        cfg.model_wrapper_cfg = ConfigDict(wrapper, device_ids=None)
+
+
+def join_process_group(cfg: Config) -> None:
+    """Initialize the process group of a distributed run, unless this has been done."""
+    launcher = cfg.get('launcher') or 'none'
+    if launcher == 'none' or dist.is_initialized():
+        return
+    if torch.cuda.is_available():
+        init_dist(launcher, **(cfg.get('env_cfg') or {}).get('dist_cfg', {}))
+    else:
+        start_gloo(launcher)
+
+
+def start_gloo(launcher: str) -> None:
+    """Join the gloo process group that torchrun or SLURM describes in the environment.
+
+    MMEngine's own set-up calls ``torch.cuda.set_device`` with any backend.
+    """
+    if launcher == 'slurm':
+        os.environ.update(torchrun_environment(os.environ))
+    elif launcher != 'pytorch':
+        raise UserError(f'--launcher {launcher} needs a GPU: without one, use none, pytorch or slurm')
+    for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
+        if name not in os.environ:
+            raise UserError(
+                f'--launcher {launcher} but {name} is not set: start with tools/dist_train.sh or torchrun'
+            )
+    dist.init_process_group('gloo')
+
+
+def torchrun_environment(slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of torchrun, computed from those of a SLURM task."""
+    try:
+        return {
+            'RANK': slurm['SLURM_PROCID'],
+            'WORLD_SIZE': slurm['SLURM_NTASKS'],
+            'LOCAL_RANK': slurm['SLURM_LOCALID'],
+            'MASTER_ADDR': slurm.get('MASTER_ADDR') or slurm['SLURM_LAUNCH_NODE_IPADDR'],
+            'MASTER_PORT': slurm.get('MASTER_PORT', DEFAULT_PORT),
+        }
+    except KeyError as error:
+        raise UserError(
+            f'--launcher slurm but {error.args[0]} is not set: start with tools/slurm_train.sh or srun'
+        ) from error
+
+
+def call_on_rank_zero(function: Callable[[], Result], cfg: Config) -> Result:
+    """Call a function on rank 0 and return its result on all ranks; if it raises, raise on all ranks.
+
+    Args:
+        function: Its result must be picklable.
+        cfg: Config of the run, which gives the launcher.
+    """
+    join_process_group(cfg)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return function()
+    # With gloo, because a broadcast that waits longer than NCCL's timeout aborts the run.
+    group = dist.new_group(backend='gloo', timeout=_TIMEOUT)
+    result: list[Any] = [None]
+    with raise_on_all_ranks(group):
+        if dist.get_rank() == 0:
+            result = [function()]
+    dist.broadcast_object_list(result, src=0, group=group)
+    dist.destroy_process_group(group)
+    return result[0]
+
+
+@contextmanager
+def raise_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Run a block on all ranks; if it fails on any of them, raise on all.
+
+    Otherwise the other ranks would wait for the failed one in the next collective. The failed rank raises
+    its own error, the others a :class:`UserError` with the same message. The block must not contain a
+    collective that a failure could skip.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    message = None
+    if error is not None:
+        message = str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {error}'
+        if get_rank() > 0 or not isinstance(error, UserError):
+            message = f'rank {get_rank()}: {message}'
+    messages = all_gather_object(message, group)
+    if error is not None:
+        raise error
+    for text in messages:
+        if text is not None:
+            raise UserError(text)

@@ -1,0 +1,1 @@
+"""MMEngine hooks: checkpoints, preemption, non-finite losses; handling of a full disk."""

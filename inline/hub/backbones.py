@@ -1,0 +1,316 @@
+"""Backbones by name for plain PyTorch, and saving to and loading from the Hugging Face Hub.
+
+Nothing here needs OpenMMLab. Weights have the names of an mmpretrain classifier (``backbone.…``,
+``head.fc.…``), so the same file works here, in ``init_cfg`` and in ``tools/test.py``.
+"""
+
+import difflib
+import fnmatch
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import Tensor, nn
+
+from inline.checkpoints import compare_state_dict, load_partial_state_dict, read_checkpoint
+from inline.checkpoints.model_card import attention_tags, count_attention, describe_attention
+from inline.checkpoints.official import FAMILIES, OFFICIAL, OfficialModel
+from inline.checkpoints.sources import hub_name, locate_checkpoint
+from inline.models import InLineDeiT
+from inline.models.backbones.common import init_weights
+from inline.models.mixers.registry import MixersConfig
+from inline.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard, PyTorchModelHubMixin
+else:
+    try:
+        from huggingface_hub import ModelCard, PyTorchModelHubMixin
+    except ImportError:
+
+        class PyTorchModelHubMixin:
+            """Substitute if huggingface_hub is not installed. Its methods raise."""
+
+            def __init_subclass__(cls, **_: Any) -> None:
+                """Accept the settings of the mixin."""
+
+            @staticmethod
+            def save_pretrained(*_: Any, **__: Any) -> NoReturn:
+                raise UserError(
+                    'from_pretrained, save_pretrained and push_to_hub require the package huggingface_hub: '
+                    'pip install huggingface_hub safetensors'
+                )
+
+            from_pretrained = push_to_hub = save_pretrained
+
+
+NAMES = {name.replace('-', '_'): model for name, model in OFFICIAL.items()}
+# May be missing without a warning: the output norms, which classifiers do not have, and the head.
+_OPTIONAL = ('backbone.out_norms.', 'head.')
+_logger = logging.getLogger('inline')
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """Channels and reduction (stride with respect to the image) of each returned level."""
+
+    levels: tuple[tuple[int, int], ...]
+
+    def channels(self) -> list[int]:
+        return [channels for channels, _ in self.levels]
+
+    def reduction(self) -> list[int]:
+        return [reduction for _, reduction in self.levels]
+
+
+class LinearHead(nn.Module):
+    """The classifier of the released models: one linear layer."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(dim, num_classes)
+        self.apply(init_weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) → (B, classes)."""
+        return self.fc(x)
+
+
+class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-attention'):
+    """A backbone that returns feature maps, a pooled vector or class logits.
+
+    Args:
+        family: deit, pvt, swin or cswin.
+        arch: Name of a size of the family, or a dict of its settings.
+        img_size: Image size that sets position tables and windows; None for the family's default. Inputs
+            may have any size.
+        in_chans: Channels of the image.
+        features_only: Return the feature maps of ``out_indices`` instead of a pooled vector.
+        out_indices: Stages (DeiT: blocks) whose feature maps are returned; None for the family's default.
+        num_classes: Classes of the linear classifier; 0 for no classifier.
+        drop_path_rate: Stochastic depth rate of the last block.
+        mixers: Token mixers, see :mod:`inline.models.mixers.registry`; None for the paper's.
+        options: More options of the family's class, such as with_cp, out_norm or absolute_position.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        arch: str | Mapping[str, Any],
+        img_size: int | Sequence[int] | None = None,
+        in_chans: int = 3,
+        features_only: bool = False,
+        out_indices: Sequence[int] | None = None,
+        num_classes: int = 0,
+        drop_path_rate: float = 0.0,
+        mixers: MixersConfig | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if family not in FAMILIES:
+            raise UserError(f'unknown family {family!r}: choose one of {", ".join(FAMILIES)}')
+        if features_only and num_classes:
+            raise UserError(
+                f'num_classes {num_classes}: must be 0 with features_only, which has no classifier'
+            )
+        if num_classes < 0:
+            raise UserError(f'num_classes {num_classes}: must be 0 (no classifier) or more')
+        if out_indices is not None and not features_only:
+            raise UserError(f'out_indices {tuple(out_indices)}: requires features_only=True')
+        chosen: dict[str, Any] = dict(options or {})
+        if img_size is not None:
+            chosen['img_size'] = img_size
+        if features_only and out_indices is not None:
+            chosen['out_indices'] = tuple(out_indices)
+        elif not features_only:
+            chosen |= {'out_type': 'cls_token'} if family == 'deit' else {'out_indices': (_last_stage(arch),)}
+        try:
+            self.backbone = FAMILIES[family](
+                arch, in_channels=in_chans, drop_path_rate=drop_path_rate, mixers=mixers, **chosen
+            )
+        except TypeError as error:
+            raise UserError(f'options {sorted(chosen)} are not accepted by {family}: {error}') from error
+        self.features_only = features_only
+        dims, returned = self.backbone.dims, self.backbone.out_indices
+        self.feature_info = FeatureInfo(tuple((dims[i], self._reduction(i)) for i in returned))
+        self.num_features = dims[-1]
+        self.head = LinearHead(dims[-1], num_classes) if num_classes else None
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Images (B, C_in, H, W) → tuple of maps (B, C, h, w), vector (B, C), or logits (B, classes)."""
+        features = self.backbone(x)
+        if self.features_only:
+            return features
+        last = features[-1]
+        pooled = last.mean(dim=(2, 3)) if last.dim() == 4 else last
+        return pooled if self.head is None else self.head(pooled)
+
+    def load_weights(self, source: str | Path) -> None:
+        """Load weights that match, and warn about others; see :func:`create_backbone` for `source`."""
+        weights = read_checkpoint(source).state_dict
+        if not any(name.startswith('backbone.') for name in weights):
+            weights = {f'backbone.{name}': value for name, value in weights.items()}
+        # Detectors and segmentors have other heads, which are skipped.
+        usable = {key: value for key, value in weights.items() if key.startswith(('backbone.', 'head.fc.'))}
+        report = load_partial_state_dict(self, usable, str(source))
+        required = [n for n in (*report.missing, *report.mismatched) if not n.startswith(_OPTIONAL)]
+        if required or (self.head is not None and 'head.fc.weight' not in report.matched):
+            _logger.warning('weights %r: %s', str(source), report.describe())
+
+    def generate_model_card(self, *_: Any, **__: Any) -> 'ModelCard':
+        """Return the model card that the mixin saves with the weights; the mixin's arguments are unused."""
+        counts = count_attention(self)
+        tags = '\n'.join(f'- {tag}' for tag in ['image-feature-extraction', *attention_tags(counts)])
+        millions = sum(parameter.numel() for parameter in self.parameters()) / 1e6
+        classes = 'no classifier' if self.head is None else f'{self.head.fc.out_features} classes'
+        summary = f'{type(self.backbone).__name__}, {millions:.2f} M parameters, {classes}.'
+        return ModelCard(_CARD.format(tags=tags, summary=summary, attention=describe_attention(counts)))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> 'InLineBackbone':
+        """Load a local folder or a model of the Hub. A missing folder raises without a network request."""
+        name = str(pretrained_model_name_or_path)
+        is_folder = Path(name).is_dir()
+        remote = None if is_folder else hub_name(name)
+        if not is_folder and remote is None:
+            raise UserError(f'folder {name!r} does not exist, and a name on the Hub has the form user/model')
+        try:
+            model: InLineBackbone = super().from_pretrained(remote or name, **options)
+        except OSError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f'{name!r} is not a folder and cannot be downloaded from the Hugging Face Hub: {reason}'
+            ) from error
+        return model
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        config: Mapping[str, Any] | None = None,
+        map_location: str = 'cpu',
+        **arguments: Any,
+    ) -> 'InLineBackbone':
+        """Build and load a model; unknown or missing settings and weights are errors."""
+        known = list(cls._hub_mixin_init_parameters)[1:]
+        if config is None:
+            raise UserError(f'{model_id!r} has no config.json: save_pretrained did not write it')
+        unknown = sorted({*config, *arguments} - set(known))
+        if unknown:
+            raise UserError(f'unknown key {unknown[0]!r} for {model_id!r}: known are {", ".join(known)}')
+        missing = sorted({'family', 'arch'} - arguments.keys())
+        if missing:
+            raise UserError(f'config.json of {model_id!r} has no {", ".join(missing)}')
+        model = cls(**arguments)
+        path = locate_checkpoint(
+            model_id if Path(model_id).is_dir() else f'hf_hub:{model_id}',
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        weights = read_checkpoint(path).state_dict
+        report = compare_state_dict(model, weights)
+        if not report.exact:
+            raise UserError(f'weights of {model_id!r} do not match its config.json: {report.describe()}')
+        model.load_state_dict(weights)
+        return model.to(map_location).eval()
+
+    def _reduction(self, level: int) -> int:
+        if isinstance(self.backbone, InLineDeiT):
+            return int(self.backbone.patch_embed.stride)
+        return 4 * 2**level
+
+
+_CARD = """---
+library_name: inline-attention
+tags:
+{tags}
+---
+# Backbone of the InLine project
+
+{summary} {attention}
+
+```python
+from inline import InLineBackbone
+
+model = InLineBackbone.from_pretrained('USER/MODEL')  # or the path of this folder
+```
+
+The author has not stated the training data, the accuracy or the licence.
+"""
+
+
+def list_backbones(pattern: str = '*') -> list[str]:
+    """Return the names that :func:`create_backbone` accepts and that match a pattern with wildcards."""
+    return fnmatch.filter(NAMES, pattern.replace('-', '_'))
+
+
+def create_backbone(
+    name: str,
+    pretrained: str | Path | bool | None = None,
+    *,
+    features_only: bool = False,
+    out_indices: Sequence[int] | None = None,
+    num_classes: int = 0,
+    img_size: int | Sequence[int] | None = None,
+    in_chans: int = 3,
+    drop_path_rate: float = 0.0,
+    mixers: MixersConfig | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> InLineBackbone:
+    """Build a model of :func:`list_backbones` as a plain torch module. The arguments follow timm.
+
+    Args:
+        name: For example inline_swin_tiny.
+        pretrained: Weights to load: a .pth or .safetensors file, ours or the authors'; a folder of
+            ``save_pretrained`` or ``tools/publish.py``; a URL; or ``user/model`` on the Hugging Face Hub,
+            also written ``hf_hub:user/model``.
+        img_size: None for the image size of the released model.
+
+    The other arguments are those of :class:`InLineBackbone`.
+    """
+    released = _find(name)
+    model = InLineBackbone(
+        family=released.family,
+        arch=released.arch,
+        img_size=released.img_size if img_size is None else img_size,
+        in_chans=in_chans,
+        features_only=features_only,
+        out_indices=out_indices,
+        num_classes=num_classes,
+        drop_path_rate=drop_path_rate,
+        mixers=mixers,
+        options=options,
+    )
+    if pretrained is True:
+        raise UserError(
+            'pretrained=True: the package contains no weights; give a file, a folder, a URL or a name on '
+            f'the Hugging Face Hub (tools/convert_checkpoint.py {released.name} OUT.pth downloads one)'
+        )
+    if pretrained:
+        model.load_weights(pretrained)
+    return model
+
+
+def _last_stage(arch: str | Mapping[str, Any]) -> int:
+    """Return the index of the last stage; all named archs have four stages."""
+    depths = arch.get('depths') if isinstance(arch, Mapping) else None
+    return max(len(depths), 1) - 1 if isinstance(depths, list | tuple) else 3
+
+
+def _find(name: str) -> OfficialModel:
+    known = name.replace('-', '_')
+    if known not in NAMES:
+        close = difflib.get_close_matches(known, NAMES) or list(NAMES)
+        raise UserError(f'unknown backbone {name!r}: did you mean {", ".join(close)}?')
+    return NAMES[known]

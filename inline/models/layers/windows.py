@@ -1,0 +1,307 @@
+"""Window partition: windows, shifted windows and stripes within which tokens attend."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inline.models.layers.fast_paths import cache_by_size
+from inline.ops.symint import ceil_div, is_symbolic, statically_true, sym_min
+
+# Value of padded positions. It must never matter: tests set it to NaN.
+PAD_VALUE = 0.0
+
+
+@dataclass(frozen=True)
+class WindowPartition:
+    """Partition of a map of ``hw`` tokens into windows of equal size.
+
+    A map whose sides are not multiples of the window is padded; padded positions are masked as keys.
+    Windows shifted by ``shift`` reach beyond the border: with ``wrap`` they contain tokens of the opposite
+    side there, as in Swin's cyclic shift, else padding.
+    """
+
+    hw: tuple[int, int]
+    window: tuple[int, int]
+    shift: tuple[int, int] = (0, 0)
+    wrap: bool = True
+
+    @property
+    def is_full_map(self) -> bool:
+        """Whether a single window covers the map, so that partition and reverse do nothing."""
+        return _same(self.window, self.hw) and _same(self.shift, (0, 0))
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a size is symbolic, see :mod:`inline.ops.symint`."""
+        return is_symbolic(*self.hw, *self.window)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether windows contain padding."""
+        return not self.is_full_map and not _same(self.hw, self._padded)
+
+    @property
+    def num_windows(self) -> int:
+        """Number of windows per image."""
+        height, width = self._padded
+        return (height // self.window[0]) * (width // self.window[1])
+
+    def partition(self, x: Tensor, fill: float | None = None) -> Tensor:
+        """(B, H·W, C) → (B·num_windows, h·w, C), the windows of an image in row-major order."""
+        if self.is_full_map:
+            return x
+        if _is_compiling():
+            return _partition_op(x, *self._sizes, self.wrap, PAD_VALUE if fill is None else fill)
+        if self.is_symbolic:
+            rows, columns = self._source_coordinates(x.device)
+            index = rows.clamp(0, self.hw[0] - 1) * self.hw[1] + columns.clamp(0, self.hw[1] - 1)
+            x = x.index_select(1, index)
+            return x.reshape(x.shape[0] * self.num_windows, self.window[0] * self.window[1], x.shape[2])
+        x = x.unflatten(1, self.hw)
+        (top, left), (height, width) = self._offset, self._padded
+        bottom, right = height - top - self.hw[0], width - left - self.hw[1]
+        if self.is_padded:
+            x = F.pad(x, (0, 0, left, right, top, bottom), value=PAD_VALUE if fill is None else fill)
+        x = self._roll(x, -1)
+        x = x.unflatten(2, (-1, self.window[1])).unflatten(1, (-1, self.window[0]))
+        return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
+
+    def reverse(self, windows: Tensor) -> Tensor:
+        """(B·num_windows, h·w, C) → (B, H·W, C), without padding."""
+        if self.is_full_map:
+            return windows
+        if _is_compiling():
+            return _reverse_op(windows, *self._sizes, self.wrap)
+        if self.is_symbolic:
+            x = windows.reshape(-1, self.num_windows * self.window[0] * self.window[1], windows.shape[2])
+            return x.index_select(1, self._target_indices(windows.device))
+        (top, left), (height, width) = self._offset, self._padded
+        rows, columns = height // self.window[0], width // self.window[1]
+        x = windows.unflatten(1, self.window).unflatten(0, (-1, rows, columns))
+        x = self._roll(x.transpose(2, 3).flatten(3, 4).flatten(1, 2), 1)
+        return x[:, top : top + self.hw[0], left : left + self.hw[1]].flatten(1, 2)
+
+    def key_mask(self, batch: int, device: torch.device) -> Tensor | None:
+        """Return (batch·num_windows, h·w), True for tokens of the map; None if there is no padding."""
+        if not self.is_padded:
+            return None
+        return self._cached('map mask', self._map_mask, device).repeat(batch, 1)
+
+    def attention_mask(self, device: torch.device) -> Tensor | None:
+        """Return (num_windows, h·w, h·w), True where a query may attend to a key; None if everywhere.
+
+        Padding is masked, and so are pairs that are only adjacent because the shift wrapped one of them
+        around the border. A padded query attends to itself, so that no row is fully masked.
+        """
+        if not self.is_padded and not self._is_wrapped:
+            return None
+        return self._cached('attention mask', self._attention_mask, device)
+
+    def _cached(self, name: str, make: Callable[[torch.device], Tensor], device: torch.device) -> Tensor:
+        if self.is_symbolic:
+            return make(device)
+        return cache_by_size((name, self, device), lambda: make(device))
+
+    def _attention_mask(self, device: torch.device) -> Tensor:
+        allowed = self._map_mask(device)[:, None, :]
+        if self._is_wrapped:
+            side = self._wrapped_sides(device)
+            allowed = allowed & (side[:, :, None] == side[:, None, :])
+        return allowed | torch.eye(self.window[0] * self.window[1], dtype=torch.bool, device=device)
+
+    @property
+    def _is_wrapped(self) -> bool:
+        return self.wrap and not _same(self.shift, (0, 0))
+
+    @property
+    def _offset(self) -> tuple[int, int]:
+        """Padding at the top and the left: without wrapping, shifted windows start outside the map."""
+        if self.wrap:
+            return 0, 0
+        (h, w), (down, right) = self.window, self.shift
+        return (h - down) % h, (w - right) % w
+
+    @property
+    def _padded(self) -> tuple[int, int]:
+        """Height and width of the padded map, multiples of the window."""
+        (h, w), (top, left) = self.window, self._offset
+        return ceil_div(self.hw[0] + top, h) * h, ceil_div(self.hw[1] + left, w) * w
+
+    @property
+    def _sizes(self) -> tuple[list[int], list[int], list[int]]:
+        """Arguments of the custom operators below."""
+        return list(self.hw), list(self.window), list(self.shift)
+
+    def _roll(self, x: Tensor, sign: int) -> Tensor:
+        if not self._is_wrapped:
+            return x
+        return x.roll((sign * self.shift[0], sign * self.shift[1]), dims=(1, 2))
+
+    def _map_mask(self, device: torch.device) -> Tensor:
+        """(num_windows, h·w), True for tokens of the map."""
+        rows, columns = self._source_coordinates(device)
+        inside = (rows >= 0) & (rows < self.hw[0]) & (columns >= 0) & (columns < self.hw[1])
+        return self._by_window(inside)
+
+    def _wrapped_sides(self, device: torch.device) -> Tensor:
+        """(num_windows, h·w), the borders a token was wrapped around: 0 none, 1 top, 2 left, 3 both."""
+        rows, columns = self._source_coordinates(device)
+        return self._by_window((rows < self.shift[0]).long() + 2 * (columns < self.shift[1]).long())
+
+    # Masks are built, and with symbolic sizes windows gathered, by flat indices. For views and slices,
+    # torch.export would have to prove that they fit for every size, which it cannot.
+    def _source_coordinates(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row and column of the map for each position of each window, (num_windows·h·w).
+
+        Coordinates of padding are outside the map.
+        """
+        (h, w), across = self.window, self._padded[1] // self.window[1]
+        position = torch.arange(self.num_windows * h * w, device=device)
+        number = position // (h * w)
+        inside = _remainder(position, h * w)
+        rows = number // across * h + inside // w
+        columns = _remainder(number, across) * w + _remainder(inside, w)
+        if self.wrap:
+            (down, right), (height, width) = self.shift, self._padded
+            return _remainder(rows + down, height), _remainder(columns + right, width)
+        return rows - self._offset[0], columns - self._offset[1]
+
+    def _by_window(self, x: Tensor) -> Tensor:
+        """(num_windows·h·w) → (num_windows, h·w)."""
+        return x.unflatten(0, (self.num_windows, self.window[0] * self.window[1]))
+
+    def _target_indices(self, device: torch.device) -> Tensor:
+        """Flat index into the windows for each token of the map, (H·W)."""
+        (h, w), across = self.window, self._padded[1] // self.window[1]
+        rows, columns = (
+            _remainder(torch.arange(side, device=device) + (padded - shift), padded)
+            if self.wrap
+            else torch.arange(side, device=device) + offset
+            for side, padded, shift, offset in zip(
+                self.hw, self._padded, self.shift, self._offset, strict=True
+            )
+        )
+        of_row = rows // h * (across * h * w) + _remainder(rows, h) * w
+        of_column = columns // w * (h * w) + _remainder(columns, w)
+        return (of_row[:, None] + of_column).flatten()
+
+
+class _FullMap(WindowPartition):
+    """A single window that covers the map. Skips the checks, which take noticeable time on small maps."""
+
+    is_full_map = True
+    is_padded = False
+    num_windows = 1
+
+    def partition(self, x: Tensor, fill: float | None = None) -> Tensor:  # noqa: ARG002 (nothing to fill)
+        return x
+
+    def reverse(self, windows: Tensor) -> Tensor:
+        return windows
+
+
+def full_map(hw: tuple[int, int]) -> WindowPartition:
+    """Return a single window that covers the map."""
+    return _FullMap(hw, hw)
+
+
+def swin_windows(hw: tuple[int, int], size: int, shifted: bool, wrap: bool = True) -> WindowPartition:
+    """Return Swin's windows: at most as large as the map's shorter side, and then not shifted."""
+    shorter = sym_min(*hw)
+    shift = size // 2 if shifted else 0
+    if statically_true(size < shorter):
+        return WindowPartition(hw, (size, size), (shift, shift), wrap)
+    if not is_symbolic(*hw):
+        return WindowPartition(hw, (shorter, shorter))
+    # 1 if the map is larger than a window, else 0, as an expression that holds for every size.
+    larger = sym_min(1, torch.sym_max(shorter - size, 0))
+    side = sym_min(size, shorter)
+    return WindowPartition(hw, (side, side), (shift * larger, shift * larger), wrap)
+
+
+def stripes(hw: tuple[int, int], width: int) -> tuple[WindowPartition, WindowPartition]:
+    """Return CSwin's cross-shaped windows: stripes of full height, and stripes of full width."""
+    height, full_width = hw
+    if is_symbolic(*hw):
+        # A stripe may be wider than the map: the padding has no effect.
+        return WindowPartition(hw, (height, width)), WindowPartition(hw, (width, full_width))
+    return (
+        WindowPartition(hw, (height, min(width, full_width))),
+        WindowPartition(hw, (min(width, height), full_width)),
+    )
+
+
+# Under torch.compile, partition and reverse are one custom operator each, of which it knows only the shapes.
+# Tracing the views of padded and shifted maps for every size would take minutes.
+def _is_compiling() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+@torch.library.custom_op('inline::window_partition', mutates_args=())
+def _partition_op(
+    x: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool, fill: float
+) -> Tensor:
+    return _dense_copy(_windows(hw, window, shift, wrap).partition(x, fill), x)
+
+
+@_partition_op.register_fake
+def _(
+    x: Tensor,
+    hw: Sequence[int],
+    window: Sequence[int],
+    shift: Sequence[int],
+    wrap: bool,
+    fill: float,  # noqa: ARG001 (does not affect the shape)
+) -> Tensor:
+    count = _windows(hw, window, shift, wrap).num_windows
+    return x.new_empty(x.shape[0] * count, window[0] * window[1], x.shape[2])
+
+
+@torch.library.custom_op('inline::window_reverse', mutates_args=())
+def _reverse_op(
+    windows: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool
+) -> Tensor:
+    return _dense_copy(_windows(hw, window, shift, wrap).reverse(windows), windows)
+
+
+@_reverse_op.register_fake
+def _(windows: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> Tensor:
+    batch = windows.shape[0] // _windows(hw, window, shift, wrap).num_windows
+    return windows.new_empty(batch, hw[0] * hw[1], windows.shape[2])
+
+
+def _save_sizes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
+    ctx.sizes = inputs[1:5]
+
+
+# Padding has no gradient, so each operator is the other's backward.
+_partition_op.register_autograd(
+    lambda ctx, grad: (_reverse_op(grad, *ctx.sizes), *[None] * 5), setup_context=_save_sizes
+)
+_reverse_op.register_autograd(
+    lambda ctx, grad: (_partition_op(grad, *ctx.sizes, 0.0), *[None] * 4), setup_context=_save_sizes
+)
+
+
+def _windows(hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> WindowPartition:
+    return WindowPartition((hw[0], hw[1]), (window[0], window[1]), (shift[0], shift[1]), wrap)
+
+
+def _dense_copy(result: Tensor, source: Tensor) -> Tensor:
+    """Return the result contiguous and not sharing memory with the source, as custom operators require."""
+    shared = result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return result.clone() if shared else result.contiguous()
+
+
+def _same(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Return whether two sizes are equal for every value of their symbols."""
+    return statically_true(a[0] == b[0]) and statically_true(a[1] == b[1])
+
+
+def _remainder(x: Tensor, divisor: int) -> Tensor:
+    """Return x % divisor for x ≥ 0. PyTorch's ONNX exporter does not support % with a symbolic size."""
+    return x - x // divisor * divisor

@@ -1,1 +1,0 @@
-"""The models that the authors released: their names, and their weights under our keys."""

@@ -1,0 +1,1 @@
+"""Adapters that make the PyTorch backbones available in OpenMMLab, and patches of its packages."""

@@ -1,0 +1,419 @@
+"""Every patch of a third-party package, and the exchange of components in configs that cannot name ours.
+
+Each patch is one function. Its docstring gives the reason and the condition under which it can be removed.
+:func:`apply_patches` must run before a toolbox is imported or a config is read. The entry points of training
+and testing also call :func:`apply_training_patches`; loading a model for inference does not.
+``python -m inline.openmmlab.patches`` checks an installation.
+"""
+
+import logging
+import os
+import pickle
+import tempfile
+from functools import cache
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from inline.utils.errors import UserError
+from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+# torch drops the schemas of a library that nothing refers to.
+_library: Any = None
+_LOOPS = {
+    'EpochBasedTrainLoop': 'inline.ResumableEpochTrainLoop',
+    'IterBasedTrainLoop': 'inline.ResumableIterTrainLoop',
+}
+_CHECKPOINT_HOOK = 'inline.AtomicCheckpointHook'
+# Names in `default_hooks`, and types.
+_HOOKS = {
+    'data_validation': 'inline.DataValidationHook',
+    'nonfinite_loss': 'inline.NonFiniteLossHook',
+    'preemption': 'inline.PreemptionHook',
+}
+_DATALOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+
+
+def apply_patches() -> None:
+    """Apply the patches without which configs cannot be read or toolboxes cannot be imported."""
+    import_torchvision_without_operators()
+    import_yapf_without_cache()
+    find_mmseg_configs()
+    skip_metafile_search()
+    silence_debug_messages()
+
+
+def apply_training_patches() -> None:
+    """Apply the patches for training and testing."""
+    load_checkpoints_safely()
+    read_data_files_safely()
+    write_files_atomically()
+    report_empty_datasets()
+
+
+def use_inline_components(cfg: 'Config') -> None:
+    """Name our loops, hooks and image loaders in a config that names those of MMEngine and the toolboxes.
+
+    Configs based on ``configs/_base_/runtime/`` name them already, except in what they inherit from a
+    toolbox. The settings ``data_validation`` and ``skip_nonfinite`` of a config are passed on to the
+    components that they are for. Loops, hooks and transforms of other packages stay. Applying this twice
+    changes nothing.
+    """
+    _use_resumable_loop(cfg)
+    _use_hooks(cfg)
+    _use_image_loaders(cfg)
+
+
+def _use_resumable_loop(cfg: 'Config') -> None:
+    train_cfg = cfg.get('train_cfg')
+    if train_cfg is None:
+        return
+    if 'by_epoch' in train_cfg:
+        train_cfg['type'] = 'EpochBasedTrainLoop' if train_cfg.pop('by_epoch') else 'IterBasedTrainLoop'
+    train_cfg['type'] = _LOOPS.get(_class_name(train_cfg), train_cfg.get('type'))
+
+
+def _use_hooks(cfg: 'Config') -> None:
+    from mmengine.config import ConfigDict
+
+    hooks = cfg.setdefault('default_hooks', ConfigDict())
+    hooks.setdefault('checkpoint', ConfigDict(type=_CHECKPOINT_HOOK, interval=1))
+    named = [hook for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ())) if isinstance(hook, dict)]
+    for hook in named:
+        if hook.get('type') in ('CheckpointHook', 'mmengine.CheckpointHook'):
+            hook['type'] = _CHECKPOINT_HOOK
+    for name, hook_type in _HOOKS.items():
+        if not any(hook.get('type') == hook_type for hook in named):
+            hooks[name] = ConfigDict(type=hook_type)
+            named.append(hooks[name])
+    settings = {
+        'inline.NonFiniteLossHook': {'skip': cfg.get('skip_nonfinite')},
+        'inline.DataValidationHook': {'max_skipped': (cfg.get('data_validation') or {}).get('max_skipped')},
+    }
+    for hook in named:
+        for key, value in settings.get(str(hook.get('type')), {}).items():
+            if value is not None:
+                hook[key] = value
+
+
+def _use_image_loaders(cfg: 'Config') -> None:
+    max_pixels = (cfg.get('data_validation') or {}).get('max_pixels')
+    settings = {} if max_pixels is None else {'max_pixels': max_pixels}
+    datasets = [one for name in _DATALOADERS for one in leaf_datasets((cfg.get(name) or {}).get('dataset'))]
+    pipelines = [cfg.get('tta_pipeline'), *(dataset.get('pipeline') for dataset in datasets)]
+    for _, step in walk_dicts(pipelines):
+        if _class_name(step) in ('LoadImageFromFile', 'LoadImage'):
+            step.pop('file_client_args', None)
+            step.update(type='inline.LoadImage', **settings)
+        elif _class_name(step) in ('LoadAnnotations', 'LoadLabelMap') and cfg.default_scope == 'mmseg':
+            step.pop('imdecode_backend', None)
+            step.update(type='inline.LoadLabelMap', num_classes=max_num_classes(cfg.model), **settings)
+
+
+def _class_name(node: dict[str, Any]) -> str:
+    """Return the class that `node` is built as, without its scope or module."""
+    component = node.get('type')
+    return str(getattr(component, '__name__', component)).rpartition('.')[2]
+
+
+def import_torchvision_without_operators() -> None:
+    """Make ``import torchvision`` work with a torch that its compiled operators were not built for.
+
+    Reason: with a CPU-only torch the operators do not load, and the import fails at the first of them. The
+    toolboxes use torchvision's Python code only, so it is enough that the operators have a schema. A
+    torchvision that can be imported is not changed. Remove when torchvision can be imported without its
+    operators.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if 'torchvision::nms' not in str(error):
+            raise
+        import torch
+
+        global _library
+        _library = torch.library.Library('torchvision', 'DEF')
+        _library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        _library.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        import torchvision  # noqa: F401
+
+
+def import_yapf_without_cache() -> None:
+    """Import yapf, with which MMEngine formats configs, even if its cache file is truncated.
+
+    Reason: yapf caches its grammar in a file that it does not write atomically. If several processes start at
+    once on a new machine, one may read a truncated file, and if a process dies while it writes the file, all
+    later ones do. Such a process parses the grammar again. Remove when yapf writes the file atomically.
+    """
+    try:
+        import yapf  # type: ignore[import-untyped]
+    except (EOFError, pickle.UnpicklingError):
+        before = os.environ.get('XDG_CACHE_HOME')
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ['XDG_CACHE_HOME'] = folder
+            try:
+                import yapf  # noqa: F401
+            finally:
+                del os.environ['XDG_CACHE_HOME']
+                if before is not None:
+                    os.environ['XDG_CACHE_HOME'] = before
+
+
+def find_mmseg_configs() -> None:
+    """Let ``_base_ = 'mmseg::…'`` find its package.
+
+    Reason: MMEngine looks for the distribution ``mmsegmentation``; the maintained one has another name.
+    Remove when MMEngine looks for the import name.
+    """
+    from mmengine.config.utils import MODULE2PACKAGE
+
+    MODULE2PACKAGE['mmseg'] = 'mmseg'
+
+
+def skip_metafile_search() -> None:
+    """Resolve ``_base_ = 'mmdet::_base_/…'`` without a search through the metafiles of the toolbox.
+
+    Reason: MMEngine searches them first, which takes 0.4 s per file, although metafiles name trained models
+    only. Remove when MMEngine looks for the file first.
+    """
+    from mmengine.config import config
+
+    search = config._get_external_cfg_path
+    if search.__module__ == __name__:
+        return
+
+    def find(package_path: str, name: str) -> str:
+        if name.startswith('_base_/'):
+            # MMEngine catches this error and uses the path as it is.
+            raise ValueError(f'{name} is in no metafile')
+        return str(search(package_path, name))
+
+    config._get_external_cfg_path = find
+
+
+def silence_debug_messages() -> None:
+    """Do not print DEBUG messages that name no logger.
+
+    Reason: MMEngine prints them whatever the log level is, so that every run begins with "Could not import
+    OneDL". Remove when ``print_log`` respects the level without a logger.
+    """
+    from mmengine import logging as mmengine_logging
+
+    print_log = mmengine_logging.print_log
+    if print_log.__module__ == __name__:
+        return
+
+    def print_unless_debug(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
+        if logger is not None or level > logging.DEBUG:
+            print_log(msg, logger, level)
+
+    mmengine_logging.print_log = print_unless_debug
+
+
+def write_files_atomically() -> None:
+    """Let MMEngine's local file backend write atomically.
+
+    Reason: ``LocalBackend.put`` writes to the final name, so that a killed process or a full disk leaves a
+    partial checkpoint there. Remove when MMEngine writes to a temporary file and renames it.
+    """
+    from mmengine.fileio import LocalBackend
+
+    from inline.utils import atomic
+
+    def put(_: LocalBackend, obj: bytes, filepath: str | Path) -> None:
+        atomic.atomic_write(filepath, obj)
+
+    def put_text(_: LocalBackend, obj: str, filepath: str | Path, encoding: str = 'utf-8') -> None:
+        atomic.atomic_write(filepath, obj.encode(encoding))
+
+    LocalBackend.put, LocalBackend.put_text = put, put_text
+
+
+def load_checkpoints_safely() -> None:
+    """Make MMEngine read checkpoints with :mod:`inline.checkpoints`, for ``load_from``, resume and init_cfg.
+
+    Reason: MMEngine tries a restricted unpickler and then loads the file without restriction, unpickles
+    downloads without restriction, runs ``meta['config']`` of a file as Python when it resumes, and knows
+    neither safetensors nor published folders. After loading it only logs what did not match. Remove the
+    first part when MMEngine always loads with ``weights_only=True`` and no longer reads ``meta['config']``.
+    """
+    from mmengine.logging import print_log
+    from mmengine.model import BaseTTAModel, is_model_wrapper
+    from mmengine.runner import CheckpointLoader, checkpoint, runner
+
+    from inline.checkpoints import as_checkpoint, load_partial_state_dict, read_file
+
+    def load_file(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001
+        content = read_file(file, map_location)
+        if isinstance(content, dict) and isinstance(content.get('meta'), dict):
+            content['meta'].pop('config', None)
+        return content
+
+    def load_url(url: str, model_dir: str | None = None, map_location: Any = 'cpu', **_: Any) -> Any:  # noqa: ARG001
+        return load_file(url, map_location)
+
+    # MMEngine logs the name after `load_from_`.
+    def load_from_inline(filename: str, map_location: Any = 'cpu') -> dict[str, Any]:
+        return {**as_checkpoint(load_file(filename, map_location), filename).content, 'source': filename}
+
+    def load_into_model(model: Any, loaded: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+            model = model.module
+        source = str(loaded.get('source', 'load_from'))
+        # Loaders of other schemes, such as openmmlab://, return the content of the file as it is.
+        weights = loaded['state_dict'] if 'state_dict' in loaded else as_checkpoint(loaded, source).state_dict
+        report = load_partial_state_dict(model, weights, source)
+        level = logging.INFO if report.exact else logging.WARNING
+        print_log(f'checkpoint {source!r}: {report.describe()}', logger='current', level=level)
+        return loaded
+
+    CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_inline, force=True)
+    checkpoint._safe_torch_load = load_file
+    checkpoint.load_url = load_url
+    runner._load_checkpoint_to_model = load_into_model
+
+
+def read_data_files_safely() -> None:
+    """Make MMEngine read pickle and YAML files, such as annotations, without running code in them.
+
+    Reason: MMEngine unpickles annotation files without restriction and builds any Python object that a YAML
+    file asks for. Remove when its file handlers load data only.
+    """
+    import yaml
+    from mmengine.fileio import PickleHandler, YamlHandler, register_handler
+
+    from inline.checkpoints import load_pickle
+
+    class SafePickleHandler(PickleHandler):
+        def load_from_fileobj(self, file: IO[bytes]) -> Any:
+            return load_pickle(file)
+
+    class SafeYamlHandler(YamlHandler):
+        def load_from_fileobj(self, file: IO[str]) -> Any:
+            try:
+                return yaml.safe_load(file)
+            except yaml.YAMLError as error:
+                reason = ' '.join(str(error).split())
+                raise UserError(f'a YAML file is damaged or not plain data: {reason}') from error
+
+    register_handler(['pickle', 'pkl'])(SafePickleHandler)
+    register_handler(['yaml', 'yml'])(SafeYamlHandler)
+
+
+def report_empty_datasets() -> None:
+    """Raise a :class:`UserError` that names a dataset without samples.
+
+    Reason: MMEngine fails with numpy's "need at least one array to concatenate" and does not name the
+    dataset. Remove when ``BaseDataset.full_init`` checks the number of samples.
+    """
+    from mmengine.dataset import BaseDataset
+
+    serialize = BaseDataset._serialize_data
+    if serialize.__module__ == __name__:
+        return
+
+    def check_and_serialize(self: BaseDataset) -> Any:
+        if not self.data_list:
+            path = self.ann_file or next(iter(self.data_prefix.values()), '') or self.data_root
+            raise UserError(f'the dataset {str(path)!r} has no samples')
+        return serialize(self)
+
+    BaseDataset._serialize_data = check_and_serialize
+
+
+def keep_batch_augments_uncompiled() -> None:
+    """Run Mixup and CutMix in eager mode in a compiled model.
+
+    Reason: torch's inductor fails on their random permutation, ``x[torch.randperm(n), :]``. Remove when the
+    test in ``tests/openmmlab/test_patches.py`` compiles without it.
+    """
+    import torch
+    from mmpretrain.models.utils.batch_augments import RandomBatchAugment
+
+    RandomBatchAugment.__call__ = torch.compiler.disable(RandomBatchAugment.__call__)
+
+
+def provide_wandb_join() -> None:
+    """Add ``wandb.join`` to versions of wandb that have ``wandb.finish`` only.
+
+    Reason: MMEngine's backend calls the old name at the end of a run. Remove when it calls ``finish``.
+    """
+    import wandb  # type: ignore[import-not-found]
+
+    if not hasattr(wandb, 'join'):
+        wandb.join = wandb.finish
+
+
+def collect_results_in_memory() -> None:
+    """Gather the results of a distributed test with collectives, and write the metrics on rank 0 only.
+
+    Reason: MMEngine exchanges results through a folder in the current directory, which must be shared
+    between machines and writable, and leaves the folder behind. Every rank then writes the metrics to the
+    same JSON file. Remove when ``collect_results_cpu`` gathers with collectives and
+    ``LoggerHook.after_test_epoch`` writes on the main process only.
+    """
+    from mmengine.dist import dist, master_only
+    from mmengine.hooks import LoggerHook
+
+    if dist.collect_results_cpu.__module__ == __name__:
+        return
+    collect_through_files = dist.collect_results_cpu
+
+    def collect(result_part: list[Any], size: int, tmpdir: str | None = None) -> list[Any] | None:
+        # A metric that names a folder (`collect_dir`) exchanges results through files in it.
+        if tmpdir is not None:
+            return collect_through_files(result_part, size, tmpdir)
+        return gather_results(result_part, size)
+
+    dist.collect_results_cpu = collect
+    LoggerHook.after_test_epoch = master_only(LoggerHook.after_test_epoch)
+
+
+def gather_results(results: list[Any], size: int) -> list[Any] | None:
+    """Gather the results of all ranks on rank 0, in the order of the dataset; return None on other ranks.
+
+    Samples are distributed round-robin. A sampler that pads the shards to the same length repeats samples
+    at the end; these are dropped.
+
+    Args:
+        results: Results of this rank.
+        size: Number of samples in the dataset.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return results[:size]
+    shards: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(results, shards, group=_cpu_group())
+    if shards is None:
+        return None
+    padding = object()
+    in_order = chain.from_iterable(zip_longest(*shards, fillvalue=padding))
+    return [result for result in in_order if result is not padding][:size]
+
+
+@cache
+def _cpu_group() -> Any:
+    """Return a gloo group: results then need no GPU memory."""
+    import torch.distributed as dist
+
+    return None if dist.get_backend() == 'gloo' else dist.new_group(backend='gloo')
+
+
+def check_operators() -> None:
+    """Run one of mmcv's compiled operators, to detect a build without them."""
+    import torch
+    from mmcv.ops import nms
+
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 1.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])
+    _, kept = nms(boxes, torch.tensor([0.9, 0.8, 0.7]), iou_threshold=0.5)
+    if kept.tolist() != [0, 2]:
+        raise RuntimeError(f'mmcv.ops.nms kept boxes {kept.tolist()} of three, expected [0, 2]')
+
+
+if __name__ == '__main__':
+    apply_patches()
+    check_operators()

@@ -1,0 +1,111 @@
+"""Token helpers that the attentions share: layout of the sequence, key masks, numeric precision.
+
+Layout: P prefix tokens (such as a class token), then the H·W tokens of a map in row-major order.
+
+Key masks: boolean (B, N), False for keys that are left out, such as padding. A masked key enters neither
+sums nor means, whatever values it holds (NaN included).
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ALL_QUERIES = slice(None)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+_AUTOCAST_DEVICES = ('cpu', 'cuda', 'mps', 'xpu')
+
+
+# Layout
+
+
+def count_prefix(num_tokens: int, hw: tuple[int, int]) -> int:
+    """Return P, the number of tokens before those of a map of size ``hw``."""
+    prefix = num_tokens - hw[0] * hw[1]
+    if prefix < 0:
+        raise ValueError(f'{num_tokens} tokens cannot hold a map of {hw[0]}×{hw[1]} = {hw[0] * hw[1]} tokens')
+    return prefix
+
+
+def add_to_map(x: Tensor, term: Tensor, inplace: bool = False) -> Tensor:
+    """Add ``term`` (B, H·W, C) to the map tokens of x (B, P + H·W, C); prefix tokens stay as they are.
+
+    ``inplace`` overwrites x where no gradient is needed.
+    """
+    prefix = x.shape[1] - term.shape[1]
+    if inplace and not torch.is_grad_enabled():
+        x[:, prefix:].add_(term)
+        return x
+    return x + (F.pad(term, (0, 0, prefix, 0)) if prefix else term)
+
+
+def position_indices(length: int, like: Tensor) -> Tensor:
+    """Return 0, 1, …, length − 1 on the device of ``like``, in float32 or better so that all differ."""
+    return torch.arange(length, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
+# Key masks
+
+
+def zero_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Zero the tokens of x (B, …, N, d) where key_mask (B, N) is False, even if they are NaN."""
+    if key_mask is None:
+        return x
+    return x.masked_fill(~_align(key_mask, x), 0)
+
+
+def count_keys(x: Tensor, key_mask: Tensor | None) -> int | Tensor:
+    """Return the number of unmasked tokens of x (B, …, N, d).
+
+    That is N without a mask, else a tensor with the dtype of x that broadcasts against x.
+    """
+    count = count_keys_exact(x, key_mask)
+    return count.to(x.dtype) if isinstance(count, Tensor) else count
+
+
+def count_keys_exact(x: Tensor, key_mask: Tensor | None) -> int | Tensor:
+    """Return :func:`count_keys` in float32 or better.
+
+    float16 ends at 65,504 and bfloat16 is exact only up to 256.
+    """
+    if key_mask is None:
+        return x.shape[-2]
+    count = _align(key_mask, x).sum(dim=-2, keepdim=True).clamp(min=1)
+    return count.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def inverse_sqrt_count(x: Tensor, key_mask: Tensor | None) -> float | Tensor:
+    """Return N^(-1/2) for the N unmasked tokens of x (B, …, N, d), in the dtype of x."""
+    root = count_keys_exact(x, key_mask) ** -0.5
+    return root.to(x.dtype) if isinstance(root, Tensor) else root
+
+
+def masked_mean(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Return the mean of x (B, …, N, d) over its unmasked tokens, (B, …, 1, d)."""
+    if key_mask is None:
+        return x.mean(dim=-2, keepdim=True)
+    # Accumulates in float32 as mean() does: the sum may overflow float16 where the mean does not.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    total = zero_masked(x, key_mask).sum(dim=-2, keepdim=True, dtype=dtype)
+    return (total / count_keys_exact(x, key_mask)).to(x.dtype)
+
+
+def _align(key_mask: Tensor, x: Tensor) -> Tensor:
+    """(B, N) → (B, 1, …, N, 1), to broadcast against x (B, …, N, d)."""
+    for _ in range(x.dim() - 3):
+        key_mask = key_mask.unsqueeze(1)
+    return key_mask.unsqueeze(-1)
+
+
+# Precision
+
+
+def is_autocast(device: torch.device) -> bool:
+    """Return whether autocast is on for the device. Some devices, such as meta, do not support it."""
+    return torch.is_autocast_enabled(device.type) if device.type in _AUTOCAST_DEVICES else False
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context that disables autocast, for small products that need full precision."""
+    return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()

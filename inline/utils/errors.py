@@ -1,0 +1,122 @@
+"""User errors, reported in one line instead of a traceback."""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+# MMEngine prepends one of these to the message for every module around the one that failed.
+_BUILD_PREFIX = re.compile(r'^(class `\w+` in [\w/.]+: )+')
+# torch prepends this to the message of an error in a data worker.
+_WORKER_PREFIX = re.compile(r'^Caught \w+ in DataLoader worker process \d+\.\n.*\n[\w.]+: ', re.DOTALL)
+
+
+class UserError(ValueError):
+    """An error that the user can correct. The message quotes the value and says what is allowed."""
+
+
+class BadDataError(UserError):
+    """An error in the data, known only to the rank that loaded it."""
+
+
+class UnreadableError(BadDataError):
+    """A sample that cannot be loaded: skipped and counted in training, an error in testing."""
+
+
+class TooSmallError(UserError):
+    """An image that is smaller than the smallest input of the model."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser that raises a :class:`UserError` instead of printing its usage.
+
+    Flags cannot be abbreviated: an abbreviation may be a misspelt other flag.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if 'arguments are required' in message or 'unrecognized arguments' in message:
+            # Report the misspelt flag rather than the missing one.
+            known = self._flags()
+            flags = (word.split('=')[0] for word in self._words if word.startswith('--'))
+            for flag in flags:
+                if flag not in known:
+                    close = difflib.get_close_matches(flag, known, n=1)
+                    hint = f', did you mean {close[0]}?' if close else ''
+                    raise UserError(f'unrecognized argument {flag}{hint}')
+        raise UserError(message)
+
+    def _flags(self) -> list[str]:
+        """Return all flags, including those of subcommands."""
+        flags = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                flags += [
+                    flag for parser in action.choices.values() for flag in parser._option_string_actions
+                ]
+        return flags
+
+
+@contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """Print a :class:`UserError` as ``error: …`` and exit with code 2; exit with 130 after Ctrl-C."""
+    try:
+        yield
+    except BadDataError as error:
+        print(f'error: {first_line(error)}', file=sys.stderr, flush=True)
+        sys.exit(2)
+    except UserError as error:
+        _exit(f'error: {first_line(error)}', 2)
+    except (KeyError, TypeError) as error:
+        message = _describe_build_error(error)
+        if message is None:
+            raise
+        _exit(f'error: {message}', 2)
+    except KeyboardInterrupt:
+        _exit('interrupted', 130)
+
+
+def first_line(error: UserError) -> str:
+    """Return the message without the prefixes that MMEngine's builder and data workers add."""
+    return _BUILD_PREFIX.sub('', _WORKER_PREFIX.sub('', str(error))).strip()
+
+
+def _describe_build_error(error: Exception) -> str | None:
+    """Describe a config key that a module of a toolbox does not accept; return None for other errors.
+
+    MMEngine calls the constructor of a module with the keys of its config. The call raises a TypeError or
+    KeyError there, or where the module passes the keys on.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    builders = [frame for frame in frames if frame.f_code.co_name == 'build_from_cfg']
+    if not builders:
+        return None
+    is_direct, variables = frames[-1] is builders[-1], builders[-1].f_locals
+    text = str(error.args[0]) if error.args else ''
+    if isinstance(error, KeyError):
+        is_unknown_type = is_direct and 'is not in the' in text
+        return f'unknown type {text.split(". ")[0]}' if is_unknown_type else None
+    module = getattr(variables.get('obj_type'), '__name__', variables.get('obj_type'))
+    key = re.search(r"got an unexpected keyword argument '(\w+)'", text)
+    if key is not None and key[1] in variables.get('args', {}):
+        return f'unknown key {key[1]!r} of {module}'
+    missing = re.search(r'missing \d+ required .*: (.*)', text)
+    return f'{module} lacks {missing[1]}' if missing is not None and is_direct else None
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    # Every rank raises the same error: print it once.
+    if os.environ.get('RANK', '0') == '0':
+        print(message, file=sys.stderr, flush=True)
+    sys.exit(code)

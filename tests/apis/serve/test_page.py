@@ -1,0 +1,274 @@
+"""The page, served by the tool in a separate process: requests of other programs, and a real browser."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.apis.serve.test_uploads import encode_image, huge_png
+from tests.conftest import ROOT, free_port
+
+BROWSERS = ('chromium', 'chromium-browser', 'google-chrome')
+FLAGS = '--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update'
+TIMEOUT = 120
+LAYERS = 4
+BAD_FILES = {
+    'text.jpg': (b'no picture\n' * 9, 'cannot be read: not an image'),
+    'empty.png': (b'', 'cannot be read: the file is empty'),
+    'half.jpg': (encode_image('.jpg')[:1500], 'cannot be read: the file is truncated'),
+    'drawing.svg': (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 'cannot be read: not an image'),
+    'bomb.png': (huge_png(), '60000x60000 pixels: at most 1,000,000 are allowed'),
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its URL, and a folder with its checkpoints and its temporary folder ``tmp``."""
+
+    url: str
+    folder: Path
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start the tool with an InLine and a softmax classifier.
+
+    After Ctrl-C it must exit and leave no files.
+    """
+    from inline.apis import InLineModel
+    from inline.engine.config import load_config
+
+    folder = tmp_path_factory.mktemp('serve')
+    args: list[str] = []
+    for name in ('inline-pvt-nano_digits', 'pvt-nano_digits'):
+        config, checkpoint = f'configs/digits_quick/{name}.py', folder / f'{name}.pth'
+        cfg = load_config(ROOT / config)
+        torch.manual_seed(0)
+        torch.save({'state_dict': InLineModel(cfg).model.state_dict()}, checkpoint)
+        args += [*(['--compare'] if args else []), config, str(checkpoint)]
+    (folder / 'tmp').mkdir()
+    port = free_port()
+    limits = ['--max-megabytes', '0.1', '--max-megapixels', '1', '--port', port]
+    with (
+        (folder / 'errors').open('w') as errors,
+        subprocess.Popen(
+            [sys.executable, 'tools/serve.py', *args, *limits],
+            cwd=ROOT,
+            env={**os.environ, 'TMPDIR': str(folder / 'tmp')},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = next((line for line in process.stdout if line.startswith('open ')), '')
+            assert f'http://127.0.0.1:{port}/' in line, (folder / 'errors').read_text()[-3000:]
+            yield Server(f'http://127.0.0.1:{port}/', folder)
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    assert process.returncode == 130
+    assert 'Traceback' not in (folder / 'errors').read_text()
+    assert not list((folder / 'tmp').iterdir())
+
+
+@pytest.mark.slow
+def test_requests_of_other_programs_are_rejected(server: Server) -> None:
+    url, folder = server.url, server.folder
+    assert 'InLine attention viewer' in urllib.request.urlopen(url).read().decode()
+    for path in (ROOT / 'README.md', folder / 'pvt-nano_digits.pth', '/etc/passwd'):
+        with pytest.raises(urllib.error.HTTPError) as rejected:
+            urllib.request.urlopen(f'{url}gradio_api/file={path}')
+        assert rejected.value.code in (403, 404)
+    body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n' + bytes(200_000)
+    request = urllib.request.Request(
+        f'{url}gradio_api/upload',
+        body + b'\r\n--x--\r\n',
+        {'Content-Type': 'multipart/form-data; boundary=x'},
+    )
+    with pytest.raises(urllib.error.HTTPError) as rejected:
+        urllib.request.urlopen(request)
+    assert rejected.value.code == 413
+    assert sum(path.stat().st_size for path in (folder / 'tmp').rglob('*') if path.is_file()) < 1000
+    # Another loopback address: the server listens on 127.0.0.1 only.
+    with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+        other.connect(('127.0.0.2', int(url.rstrip('/').rsplit(':', 1)[1])))
+
+
+@pytest.fixture(scope='module')
+def browser() -> str:
+    path = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if path is None:
+        pytest.skip(f'no browser: none of {", ".join(BROWSERS)} is installed')
+    return path
+
+
+@pytest.mark.slow
+def test_page_in_a_browser(browser: str, server: Server, tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    url = server.url
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS.split())
+        page = chromium.new_page(viewport={'width': 1280, 'height': 1000})
+        page.set_default_timeout(TIMEOUT * 1000)
+        requests: list[str] = []
+        errors: list[str] = []
+        page.on('request', lambda request: requests.append(request.url))
+        page.on('console', lambda log: errors.append(log.text) if log.type == 'error' else None)
+        failed: list[str] = []
+        page.on('response', lambda response: failed.append(response.url) if response.status >= 400 else None)
+        page.on('pageerror', lambda error: errors.append(str(error)))
+        page.goto(url)
+        page.wait_for_selector('#il-drop input[type=file]', state='attached')
+        assert page.title() == 'InLine attention viewer'
+        assert 'No image yet.' in page.inner_text('body')
+
+        check_invalid_files(page)
+        check_prediction(page)
+        check_clicks(page, tmp_path)
+        check_heads(page)
+
+        leftovers = [
+            path for path in (server.folder / 'tmp').rglob('*') if path.suffix in ('.png', '.jpg', '.svg')
+        ]
+        assert leftovers == []
+        for secret in (str(server.folder), str(ROOT)):
+            assert secret not in page.content()
+        assert requests
+        assert [one for one in requests if not one.startswith((url, 'data:', f'blob:{url}'))] == []
+        # Gradio requests the progress of the upload that it rejected as too large, and logs two errors.
+        assert [one for one in failed if '/upload_progress' not in one] == []
+        assert [text for text in errors if '404' not in text and text != 'Response'] == []
+        chromium.close()
+
+
+def upload(page: Any, name: str, content: bytes) -> None:
+    """Drop a file on the page, as with the mouse."""
+    transfer = page.evaluate_handle(
+        """([name, bytes]) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], name));
+            return transfer;
+        }""",
+        [name, list(content)],
+    )
+    page.dispatch_event('#il-drop button', 'drop', {'dataTransfer': transfer})
+
+
+def check_invalid_files(page: Any) -> None:
+    for name, (content, expected) in BAD_FILES.items():
+        upload(page, name, content)
+        page.wait_for_selector(f'#il-message [role=alert]:has-text("{name}")')
+        assert expected in page.inner_text('#il-message')
+    assert not page.query_selector('.il-click')
+    upload(page, 'large.bmp', encode_image('.bmp', 200, 400))
+    page.wait_for_selector('text=/exceed the maximum allowed size/')
+    # Gradio covers the drop area with this message; the button closes it.
+    page.locator('#il-drop button[aria-label=Clear]').dispatch_event('click')
+    page.wait_for_function('document.querySelectorAll("#il-drop button").length == 1')
+
+
+def check_prediction(page: Any) -> None:
+    upload(page, 'photo.png', encode_image('.png', 60, 80))
+    page.wait_for_selector('.il-click')
+    assert 'photo.png, 80×60 pixels' in page.inner_text('#il-message')
+    names = ['inline-pvt-nano_digits', 'pvt-nano_digits']
+    assert page.locator('.il-prediction h3').all_inner_texts() == names
+    assert page.locator('.il-bar').count() == 2 * 5
+    shown = re.findall(r'([\d.]+)%', page.inner_text('#il-prediction'))
+    assert all(0 <= float(score) <= 100 for score in shown)
+    assert page.locator('.il-token').count() == 0
+
+
+def check_clicks(page: Any, folder: Path) -> None:
+    shots, added = [], []
+    for x, y in ((0.2, 0.3), (0.81, 0.62)):
+        before = page.inner_text('#il-message')
+        box = page.locator('.il-click').bounding_box()
+        page.mouse.click(box['x'] + x * box['width'], box['y'] + y * box['height'])
+        page.wait_for_function(
+            'before => document.querySelector("#il-message").innerText != before', arg=before
+        )
+        wait_for_marker(page, page.locator('.il-cross'), page.locator('.il-click'), x, y)
+        for i in range(2 * LAYERS):
+            wait_for_marker(
+                page, page.locator('.il-token').nth(i), page.locator('.il-cell .il-frame').nth(i), x, y
+            )
+        assert page.locator('.il-token').count() == 2 * LAYERS
+        page.locator('.il-grid').screenshot(path=folder / 'shot.png')
+        shots.append(cv2.imread(str(folder / 'shot.png')).astype(int))
+        added.append(page.locator('.il-kernel').all_inner_texts())
+    text = page.inner_text('#il-layers')
+    for expected in (
+        'stage 1 block 1 · InLine',
+        'stage 4 block 1 · Softmax',
+        '8×8 tokens',
+        'attention',
+        'residual',
+    ):
+        assert expected in text
+    # Red and blue appear, and at other positions after the second click.
+    for shot in shots:
+        assert (shot[..., 2] - shot[..., 0] > 40).mean() > 0.02
+        assert (shot[..., 0] - shot[..., 2] > 40).mean() > 0.02
+    assert shots[0].shape == shots[1].shape
+    assert (np.abs(shots[0] - shots[1]).max(axis=2) > 30).mean() > 0.05
+    assert all(len(texts) == LAYERS for texts in added)
+    # In the last layer the image is a single token.
+    assert all(one != two for one, two in zip(*(texts[:-1] for texts in added), strict=True))
+
+
+def wait_for_marker(page: Any, marker: Any, frame: Any, x: float, y: float) -> None:
+    """Wait for a marker: the browser updates the parts of the page one after the other."""
+    for _ in range(10 * TIMEOUT):
+        boxes = marker.bounding_box(), frame.bounding_box()
+        if all(boxes) and is_near(*boxes, x, y):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(
+        f'after {TIMEOUT} s the marker is at {boxes[0]}, its frame at {boxes[1]}, the point at {x}, {y}'
+    )
+
+
+def is_near(mark: dict[str, float], frame: dict[str, float], x: float, y: float) -> bool:
+    """Return whether a marker covers a point at a relative position in a frame, within a pixel."""
+    left, top = frame['x'] + x * frame['width'], frame['y'] + y * frame['height']
+    return (
+        mark['x'] - 1 <= left <= mark['x'] + mark['width'] + 1
+        and mark['y'] - 1 <= top <= mark['y'] + mark['height'] + 1
+    )
+
+
+def check_heads(page: Any) -> None:
+    before = page.locator('.il-cell img').first.get_attribute('src')
+    page.click('#il-heads input')
+    page.click('[role=option]:has-text("5")')
+    page.wait_for_selector('text=has 2 heads')
+    wait_for_pictures(page, 2)
+    page.click('#il-heads input')
+    page.click('[role=option]:has-text("mean of all")')
+    wait_for_pictures(page, 2 * LAYERS)
+    assert page.locator('.il-cell img').first.get_attribute('src') == before
+
+
+def wait_for_pictures(page: Any, count: int) -> None:
+    page.wait_for_function('count => document.querySelectorAll(".il-cell img").length == count', arg=count)

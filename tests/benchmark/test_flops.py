@@ -1,0 +1,60 @@
+"""Multiply-adds of small models by hand; those of the released models are checked with the backbones."""
+
+import pytest
+import torch
+from torch import nn
+
+from inline.benchmark.flops import count_flops
+from inline.models.mixers import InLineMixer, SoftmaxMixer
+
+
+class Head(nn.Module):
+    """Never called itself: the model calls its layers, as heads of mmdet do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, kernel_size=2, stride=2)
+        self.norm = nn.LayerNorm(4)
+        self.dropout = nn.Dropout()
+        self.head = Head()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.conv(image).flatten(2).transpose(1, 2))
+        return self.head.fc(self.dropout(x).mean(dim=1))
+
+
+def test_costs_of_children_and_total() -> None:
+    model = Model()
+    costs = count_flops(model, lambda: model(torch.zeros(1, 3, 6, 8)))
+    assert [(cost.name, cost.parameters, cost.multiply_adds) for cost in costs] == [
+        ('conv', 52, 12 * 4 * 12),
+        ('norm', 8, 5 * 12 * 4),
+        ('head', 15, 12),
+        ('total', 75, 12 * 4 * 12 + 5 * 12 * 4 + 12),
+    ]
+    assert model.training
+
+
+@pytest.mark.parametrize('side', [2, 8])
+def test_inline_is_counted_through_queries_and_keys(side: int) -> None:
+    """64 tokens of 16 channels use the fast path, which has other products; the count must not."""
+    n, dim, heads = side**2, 16, 2
+    mixer = InLineMixer(dim, heads, residual=False).eval()
+    x = torch.randn(1, n, dim)
+    total = count_flops(mixer, lambda: mixer(x, (side, side)))[-1].multiply_adds
+    # Projections, covariance and output.
+    assert total == n * dim * 4 * dim + 2 * n * dim * (dim // heads)
+    assert mixer.tokens_per_channel == InLineMixer.tokens_per_channel
+
+
+def test_softmax_is_counted_as_quadratic() -> None:
+    mixer = SoftmaxMixer(16, 2).eval()
+    x = torch.randn(1, 64, 16)
+    total = count_flops(mixer, lambda: mixer(x, (8, 8)))[-1].multiply_adds
+    assert total == 64 * 16 * 4 * 16 + 2 * 64 * 64 * 16
