@@ -102,9 +102,9 @@ def link_programs(folder: Path, *names: str) -> str:
 def forget_runs() -> Iterator[None]:
     """Forget the scopes, loggers, message hubs and visualizers of a test's runs.
 
-    MMEngine keeps them by name. A run is named after its config and the second in which it starts, so the next
-    test's run could get this one's scope. All visualizers of mmdet and mmseg have the same name, and a process
-    that a later test forks would wait forever for the writer thread of this one.
+    MMEngine keeps them by name. A run is named after its config and the second in which it starts, so the
+    next test's run could get this one's scope. All visualizers of mmdet and mmseg have the same name, and a
+    process that a later test forks would wait forever for the writer thread of this one.
     """
     yield
     classes = [ManagerMixin]
