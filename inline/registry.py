@@ -15,25 +15,29 @@ from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry, build_runner_from_cfg
 
-# Each of these imports a toolbox, and is imported only when a config names it.
-TOOLBOX_MODELS = {
+# Each of these modules imports a toolbox, and is imported only when a config names its component.
+LAZY_MODULES = {
     'RetinaHead': 'inline.openmmlab.detection',
     'CrossEntropyLoss': 'inline.openmmlab.segmentation',
+    'TinyImageNetBoxes': 'inline.datasets.tiny_imagenet_boxes',
 }
 
 
-class _ModelRegistry(Registry):
-    """A registry that imports the modules of :data:`TOOLBOX_MODELS` on demand."""
+class _LazyRegistry(Registry):
+    """A registry that imports the modules of :data:`LAZY_MODULES` on demand."""
 
     def get(self, key: str) -> Any:
         name = key.removeprefix('inline.')
-        if name in TOOLBOX_MODELS:
-            import_module(TOOLBOX_MODELS[name])
+        if name in LAZY_MODULES:
+            import_module(LAZY_MODULES[name])
         return super().get(key)
 
 
-DATASETS = Registry(
-    'dataset', parent=MMENGINE_DATASETS, scope='inline', locations=['inline.datasets.imagenet']
+DATASETS = _LazyRegistry(
+    'dataset',
+    parent=MMENGINE_DATASETS,
+    scope='inline',
+    locations=['inline.datasets.imagenet', 'inline.datasets.tiny_imagenet'],
 )
 HOOKS = Registry(
     'hook',
@@ -47,7 +51,7 @@ HOOKS = Registry(
     ],
 )
 LOOPS = Registry('loop', parent=MMENGINE_LOOPS, scope='inline', locations=['inline.engine.loops'])
-MODELS = _ModelRegistry(
+MODELS = _LazyRegistry(
     'model', parent=MMENGINE_MODELS, scope='inline', locations=['inline.openmmlab.backbones']
 )
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Check a copy of ImageNet, COCO or ADE20K and link it to where the configs expect it.
+"""Check a copy of ImageNet, COCO, ADE20K or Tiny-ImageNet and link it to where the configs expect it.
 
 Reports missing files, invalid annotations and broken images, and where to download them.
 Exit code 0: no problems. 1: problems were found. 2: invalid command."""
@@ -19,7 +19,9 @@ QUICK_LIMIT = 1000
 def main() -> int:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('dataset', choices=DATASETS, help='name of the dataset')
-    parser.add_argument('path', type=Path, help='its folder, or a parent folder')
+    parser.add_argument(
+        'path', type=Path, help='its folder, or a parent folder; of Tiny-ImageNet also its zip'
+    )
     parser.add_argument(
         '--data-root',
         type=Path,

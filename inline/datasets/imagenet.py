@@ -35,7 +35,12 @@ class ZipBackend(BaseStorageBackend):
         return '/'.join([filepath.removesuffix('/'), *filepaths])
 
     def list_dir_or_file(
-        self, dir_path: str, list_dir: bool = True, list_file: bool = True, recursive: bool = False
+        self,
+        dir_path: str,
+        list_dir: bool = True,
+        list_file: bool = True,
+        suffix: str | tuple[str, ...] | None = None,
+        recursive: bool = False,
     ) -> Iterator[str]:
         """Yield the direct subfolders of `dir_path` and its files, with `recursive` at any depth."""
         archive, folder = _split_uri(dir_path)
@@ -43,7 +48,11 @@ class ZipBackend(BaseStorageBackend):
         if list_dir:
             yield from archive.folders(folder)
         if list_file:
-            yield from (name for name in archive.names(folder) if recursive or '/' not in name)
+            yield from (
+                name
+                for name in archive.names(folder)
+                if (recursive or '/' not in name) and (suffix is None or name.endswith(suffix))
+            )
 
 
 @DATASETS.register_module()
@@ -60,12 +69,12 @@ class ImageNet(FolderImageNet):
         path = zip_of(self.img_prefix)
         if path is None:
             return
-        root = inner_root(_open_archive(str(path)))
-        self.data_prefix['img_path'] = f'{_SCHEME}{path}!/{root}'
+        self.data_prefix['img_path'] = zip_uri(path)
         if self.ann_file or not self.with_label:
             return
         self.ann_file = str(label_file_of(path) or '')
-        if not self.ann_file and not _open_archive(str(path)).folders(root):
+        archive = _open_archive(str(path))
+        if not self.ann_file and not archive.folders(inner_root(archive)):
             raise UserError(
                 f'{path} has no class folders: give the labels in {path.stem}_map.txt next to it '
                 f'or in meta/{path.stem}.txt'
@@ -79,6 +88,11 @@ class ImageNet(FolderImageNet):
             {'img_path': join(self.img_prefix, name), 'gt_label': label}
             for name, label in read_labels(self.ann_file)
         ]
+
+
+def zip_uri(path: str | Path) -> str:
+    """Return the address of the content of a zip, below its leading folders, with a slash at the end."""
+    return f'{_SCHEME}{path}!/{inner_root(_open_archive(str(path)))}'
 
 
 def _split_uri(uri: str) -> tuple[ZipArchive, str]:

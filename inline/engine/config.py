@@ -365,6 +365,6 @@ def _resolve_type(name: str) -> Any:
         found = registry.get(name.removeprefix(_SCOPE))
         if found is not None:
             return found
-    names = {key for registry in own for key in registry.module_dict} | registries.TOOLBOX_MODELS.keys()
+    names = {key for registry in own for key in registry.module_dict} | registries.LAZY_MODULES.keys()
     known = sorted(f'{_SCOPE}{key}' for key in names)
     raise UserError(f'unknown type {name!r}: choose one of {", ".join(known)}{hint(name, known)}')

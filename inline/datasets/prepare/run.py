@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from inline.datasets.prepare import ade20k, coco, imagenet
+from inline.datasets.prepare import ade20k, coco, imagenet, tiny_imagenet
 from inline.datasets.prepare.inspection import Decoding, PathReport, format_reports
+from inline.datasets.zip_archive import zip_of
 from inline.utils.errors import UserError
 
 LinkMode = Literal['if valid', 'always', 'never']
@@ -22,7 +23,8 @@ class PublicDataset:
         location: Where the configs expect it, relative to the data root.
         folders: Common names of its folder, relative to a folder of datasets.
         contents: Files or folders by which its folder is recognized; one of them is enough.
-        check: Function from the folder to reports.
+        check: Function from the folder, or from the zip, to reports.
+        is_zip: Whether its zip is read as it is, with the name of its folder.
     """
 
     title: str
@@ -30,6 +32,7 @@ class PublicDataset:
     folders: tuple[str, ...]
     contents: tuple[str, ...]
     check: Callable[[Path, Decoding | None], list[PathReport]]
+    is_zip: bool = False
 
 
 DATASETS = {
@@ -54,6 +57,14 @@ DATASETS = {
         contents=('images/training', 'images/validation', 'annotations/training', 'annotations/validation'),
         check=ade20k.check,
     ),
+    'tiny-imagenet': PublicDataset(
+        'Tiny-ImageNet',
+        location='tiny-imagenet-200',
+        folders=('tiny-imagenet-200',),
+        contents=('wnids.txt',),
+        check=tiny_imagenet.check,
+        is_zip=True,
+    ),
 }
 
 
@@ -73,6 +84,8 @@ def prepare(
         The exit code: 0 without problems, 1 with problems.
     """
     root, link_path = locate(dataset, path), data_root / dataset.location
+    if root.is_file():
+        link_path = link_path.with_name(f'{link_path.name}.zip')
     if link_mode != 'never':
         # Fail before the long check, not after it.
         _is_linked(link_path, root)
@@ -92,13 +105,20 @@ def prepare(
 
 
 def locate(dataset: PublicDataset, path: Path) -> Path:
-    """Return the folder of the dataset: `path` or one of the common names in it."""
+    """Return the folder or zip of the dataset: `path` or one of the common names in it."""
+    if dataset.is_zip and path.is_file():
+        return path
     if not path.is_dir():
         reason = 'is not a folder' if path.exists() else 'does not exist'
-        raise UserError(f'{str(path)!r} {reason}: give the folder of {dataset.title}')
+        raise UserError(
+            f'{str(path)!r} {reason}: give the folder{" or zip" if dataset.is_zip else ""} of {dataset.title}'
+        )
     for folder in [path, *(path / folder for folder in dataset.folders)]:
         if any((folder / content).exists() for content in dataset.contents):
             return folder
+        zip_path = zip_of(folder) if dataset.is_zip else None
+        if zip_path is not None:
+            return zip_path
     # Nothing found: all files will be reported as missing.
     return path
 
@@ -125,7 +145,7 @@ def _link(link_path: Path, target: Path) -> str:
     target = Path(os.path.abspath(target))
     try:
         link_path.parent.mkdir(parents=True, exist_ok=True)
-        link_path.symlink_to(target, target_is_directory=True)
+        link_path.symlink_to(target, target_is_directory=target.is_dir())
     except OSError as error:
         raise UserError(f'{link_path} cannot be linked to {target}: {error.strerror}') from error
     return f'linked: {link_path} -> {target}'

@@ -31,7 +31,12 @@ FOLDER = 'data_validation'
 # Increase it when a check becomes stricter, so that cached results of earlier versions are not used.
 _CACHE_VERSION = 1
 # Folders of public datasets, and their names in tools/prepare_data.py.
-_PUBLIC_DATASETS = {'imagenet': 'imagenet', 'coco': 'coco', 'ade': 'ade20k'}
+_PUBLIC_DATASETS = {
+    'imagenet': 'imagenet',
+    'coco': 'coco',
+    'ade': 'ade20k',
+    'tiny-imagenet-200': 'tiny-imagenet',
+}
 
 
 class CheckCache:
@@ -132,7 +137,8 @@ def type_name(node: Mapping[str, Any]) -> str:
 def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     root = Path(dataset.get('data_root') or '')
     if str(root) != '.':
-        yield 'data folder', root
+        is_tiny_imagenet = str(dataset.get('type')).startswith('inline.TinyImageNet')
+        yield 'data folder', (zip_of(root) if is_tiny_imagenet else None) or root
     if dataset.get('ann_file'):
         yield 'annotation file', root / dataset['ann_file']
     # The folder of our ImageNet is named after the split, and may be a zip file.

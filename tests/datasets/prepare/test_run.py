@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inline.datasets.prepare import ade20k, coco, imagenet
+from inline.datasets.prepare import ade20k, coco, imagenet, tiny_imagenet
 from inline.datasets.prepare.inspection import Decoding, PathReport
 from inline.datasets.prepare.run import DATASETS, PublicDataset, locate, prepare
 from inline.engine.config import load_config, set_data_root
@@ -19,11 +19,15 @@ SMALL = {
     'imagenet': partial(imagenet.check, spec=imagenet.ImageNetSpec(train=4, val=4, classes=2)),
     'coco': partial(coco.check, spec=coco.CocoSpec(images={'train2017': 2, 'val2017': 2})),
     'ade20k': partial(ade20k.check, spec=ade20k.Ade20kSpec(training=2, validation=2)),
+    'tiny-imagenet': partial(
+        tiny_imagenet.check, spec=tiny_imagenet.TinyImageNetSpec(train=4, val=2, classes=2)
+    ),
 }
 CONFIGS = {
     'imagenet': 'inline_pvt/inline-pvt-tiny_8xb128_in1k',
     'coco': 'mask_rcnn/mask-rcnn_inline-pvt-tiny_fpn_1x_coco',
     'ade20k': 'semantic_fpn/semantic-fpn_inline-pvt-tiny_8xb4-40k_ade20k-512x512',
+    'tiny-imagenet': 'tiny_imagenet/inline-pvt-micro_tiny-imagenet',
 }
 
 

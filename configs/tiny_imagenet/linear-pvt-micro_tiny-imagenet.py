@@ -1,0 +1,2 @@
+_base_ = 'inline-pvt-micro_tiny-imagenet.py'
+model = dict(backbone=dict(mixers=dict(type='Linear', kernel='relu')))
