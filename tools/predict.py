@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """Run a trained classifier, detector or segmentor on images and write pictures and JSON to a folder.
 
-Inputs are files or folders, which are searched recursively. See docs/inference.md for the output files.
+Inputs are image files, folders (searched recursively), glob patterns, URLs and videos, of which every frame
+is used. See docs/inference.md for the output files.
 """
 
 import argparse
@@ -27,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file, or the name of a file in configs/')
     parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
-    parser.add_argument('inputs', nargs='+', metavar='input', help='image, or folder of images')
+    parser.add_argument('inputs', nargs='+', metavar='input', help='image, folder, pattern, URL or video')
     parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='output folder')
     parser.add_argument(
         '--overwrite',
@@ -54,9 +55,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--score-thr',
         type=float,
-        default=0.3,
         metavar='X',
-        help='minimum score of drawn boxes (default: 0.3)',
+        help='minimum score of boxes (default: 0.3 in pictures, and all boxes in the JSON file)',
+    )
+    parser.add_argument(
+        '--top-k',
+        type=int,
+        metavar='N',
+        help='number of classes per image (default: 5), or of boxes (default: all)',
     )
     parser.add_argument('--skip-bad', action='store_true', help='skip images that cannot be read')
     parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: GPU if available)')

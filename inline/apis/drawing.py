@@ -23,7 +23,7 @@ from inline.utils.drawing import (
 )
 
 DEFAULT_SCORE_THR = 0.3
-# Number of classes that are listed for a classifier.
+# Default number of classes that are listed for a classifier.
 TOP_K = 5
 # Small images are enlarged until the longer side has this many pixels, at most by the factor below.
 _MIN_SIDE = 480
@@ -32,7 +32,9 @@ _MAX_LEGEND_ENTRIES = 12
 _BAR_COLOR = (215, 215, 215)
 
 
-def draw(image: Image, sample: BaseDataElement, classes: Classes, score_thr: float) -> Image:
+def draw(
+    image: Image, sample: BaseDataElement, classes: Classes, score_thr: float, top_k: int = TOP_K
+) -> Image:
     """Draw the predictions of a data sample.
 
     Args:
@@ -40,6 +42,7 @@ def draw(image: Image, sample: BaseDataElement, classes: Classes, score_thr: flo
         sample: A data sample of one of the toolboxes.
         classes: Class names and colours.
         score_thr: Boxes with a lower score are not drawn.
+        top_k: Number of classes that are listed for a classifier.
 
     Returns:
         The enlarged image, BGR. Below the image are the classes with the highest scores, or the legend of the
@@ -49,7 +52,7 @@ def draw(image: Image, sample: BaseDataElement, classes: Classes, score_thr: flo
     zoom = min(max(1, -(-_MIN_SIDE // max(image.shape[:2]))), _MAX_ZOOM)
     if 'pred_score' in sample:
         large = enlarge(rgb, zoom)
-        drawn = np.vstack([large, _score_bars(large, np.asarray(sample.pred_score.cpu()), classes)])
+        drawn = np.vstack([large, _score_bars(large, np.asarray(sample.pred_score.cpu()), classes, top_k)])
     elif 'pred_instances' in sample:
         found = sample.pred_instances.cpu()
         found = found[found.scores >= score_thr]
@@ -70,9 +73,9 @@ def draw(image: Image, sample: BaseDataElement, classes: Classes, score_thr: flo
     return np.ascontiguousarray(drawn[..., ::-1])
 
 
-def _score_bars(canvas: Image, scores: NDArray[np.floating], classes: Classes) -> Image:
+def _score_bars(canvas: Image, scores: NDArray[np.floating], classes: Classes, top_k: int) -> Image:
     """Draw a bar for each of the most likely classes, on a panel as wide as the canvas."""
-    order = np.argsort(-scores, kind='stable')[:TOP_K]
+    order = np.argsort(-scores, kind='stable')[:top_k]
     width, size = canvas.shape[1], default_text_size(canvas)
     line, font = round(1.6 * size), load_font(size)
     panel = PILImage.new('RGB', (width, len(order) * line + size // 2), WHITE)

@@ -1,27 +1,32 @@
 """Inference with a trained classifier, detector or segmentor."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
+from mmengine.structures import BaseDataElement
 from tqdm import tqdm
 
+from inline.apis.conversion import image_ids
 from inline.apis.inputs import (
     ImageInput,
     ImageSource,
     InferencePipeline,
     check_files_exist,
     find_images,
+    is_collection,
 )
 from inline.apis.loading import TASKS, build_model, find_config
-from inline.apis.results import Prediction, Predictions, PredictionStream
+from inline.apis.results import Prediction, Predictions, PredictionStream, count_images
 from inline.apis.tiling import Tiling, segment, segment_tiles
 from inline.checkpoints import trust_checkpoints
 from inline.openmmlab.patches import apply_patches
+from inline.utils.arguments import check_range, check_type
 from inline.utils.errors import TooSmallError, UnreadableError, UserError, first_line
 
 
@@ -65,7 +70,10 @@ class InLineModel:
         self,
         images: ImageInput | Iterable[ImageInput],
         *,
+        score_thr: float | None = None,
+        top_k: int | None = None,
         batch_size: int = 1,
+        channel_order: str | None = None,
         tile: int | None = None,
         overlap: int = 0,
         full_size: bool = False,
@@ -77,37 +85,48 @@ class InLineModel:
         """Predict for one image or several.
 
         Args:
-            images: Paths, folders, arrays of uint8 (H, W, 3) in BGR as OpenCV reads them or (H, W) for grey,
-                Pillow images.
+            images: Paths, folders (searched recursively), glob patterns, http and https URLs, videos (frame
+                by frame), Pillow images, encoded images as bytes; arrays of uint8 (H, W, 3), or (H, W) for
+                grey; tensors (3, H, W) or (N, 3, H, W) of uint8, or of floats from 0 to 1.
+            score_thr: Detection: return only boxes with at least this score. By default, all boxes that the
+                model's ``test_cfg`` keeps.
+            top_k: Detection: return only this many boxes, with the highest scores. Classification: list this
+                many classes in drawings, tables and JSON, by default 5.
             batch_size: Consecutive images that have the same size after the test pipeline share a batch.
                 Images of different sizes do not: padding would change the attention.
+            channel_order: ``'bgr'`` or ``'rgb'``, for arrays and tensors. By default arrays are BGR, as
+                OpenCV reads them, and tensors are RGB, as torchvision reads them.
             tile: Segment in square tiles of this size, in pixels of the original image.
             overlap: Minimum number of pixels that neighbouring tiles share. Logits are averaged there.
             full_size: Segment the image at its original size: skip the resizing of the test pipeline.
             keep_logits: Add ``seg_logits`` to the segmentation result: 4 bytes per pixel and class.
             skip_bad: Skip images that cannot be read or are too small, with a warning, instead of raising.
             progress: Show a progress bar for more than one image.
-            stream: Return an iterator that computes the predictions one by one. Memory does not grow with the
-                number of images. The default is True for a folder, else False.
+            stream: Compute the predictions one by one while iterating over them, and do not keep them. Memory
+                does not grow with the number of images. The default is True for a folder, a glob pattern or a
+                video, else False.
         """
+        check_type('batch_size', batch_size, int)
         if batch_size < 1:
             raise UserError(f'batch_size {batch_size}: must be at least 1')
-        for name, given in (('tile', tile), ('full_size', full_size), ('keep_logits', keep_logits)):
-            if given and self.task != 'segmentation':
-                raise UserError(f'{name} is for segmentation only: this is a {self.task} model')
+        self._check_task('detection', score_thr=score_thr)
+        self._check_task('detection', 'classification', top_k=top_k)
+        self._check_task('segmentation', tile=tile, full_size=full_size, keep_logits=keep_logits)
+        select = Selection(score_thr, top_k)
         if tile is not None and full_size:
             raise UserError('tile and full_size exclude each other: tiles always have the original size')
         if overlap and tile is None:
             raise UserError(f'overlap {overlap} requires tile')
         tiling = None if tile is None else Tiling(tile, overlap)
-        sources = find_images(images)
+        sources = find_images(images, channel_order=channel_order)
         if not skip_bad:
             check_files_exist(sources)
         pipeline = self._full_size_pipeline if full_size or tiling else self.pipeline
-        skipped: list[str] = []
+        ids = image_ids(sources)
 
-        def predict() -> Iterator[Prediction]:
-            with tqdm(total=len(sources), unit='image', disable=not progress or len(sources) == 1) as bar:
+        def predict(chosen: Sequence[ImageSource], skipped: list[str]) -> Iterator[Prediction]:
+            total = count_images(chosen)
+            with tqdm(total=total, unit='image', disable=not progress or total == 1) as bar:
 
                 def handle(error: UnreadableError) -> None:
                     if not skip_bad:
@@ -116,23 +135,32 @@ class InLineModel:
                     tqdm.write(f'skipped: {skipped[-1]}', file=sys.stderr)
                     bar.update()
 
-                for group, batch in _batches(sources, pipeline, batch_size, handle):
+                for group, batch in _batches(chosen, pipeline, batch_size, ids, handle):
                     try:
                         samples = self._predict_batch(batch, tiling, keep_logits)
                     except TooSmallError as error:
                         # All images of a batch have the same size.
-                        for source in group:
+                        for source, _ in group:
                             handle(UnreadableError(f'image {source.describe()!r} cannot be used: {error}'))
                         continue
-                    for source, sample in zip(group, samples, strict=True):
-                        yield Prediction(sample.to('cpu'), source, self.classes, pipeline.read)
+                    for (source, image_id), sample in zip(group, samples, strict=True):
+                        selected = select(sample.to('cpu'))
+                        yield Prediction(
+                            selected, source, self.classes, pipeline.read, image_id, score_thr, top_k
+                        )
                     bar.update(len(group))
 
-        predictions = PredictionStream(predict(), len(sources), skipped)
-        is_folder = isinstance(images, str | Path) and Path(images).is_dir()
-        if stream or (stream is None and is_folder):
+        predictions = PredictionStream(sources, predict)
+        if stream is None:
+            stream = is_collection(images) or any(source.is_video for source in sources)
+        if stream:
             return predictions
-        return Predictions(list(predictions), skipped)
+        return Predictions(list(predictions), predictions.skipped)
+
+    def _check_task(self, *tasks: str, **options: object) -> None:
+        for name, value in options.items():
+            if value not in (None, False) and self.task not in tasks:
+                raise UserError(f'{name} is for {" and ".join(tasks)} only: this is a {self.task} model')
 
     @torch.no_grad()
     def _predict_batch(self, batch: dict[str, Any], tiling: Tiling | None, keep_logits: bool) -> list[Any]:
@@ -145,26 +173,63 @@ class InLineModel:
         return segment(self.model, batch, keep_logits)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The boxes of a detector to return: those with at least a score, and the k with the highest scores."""
+
+    score_thr: float | None
+    top_k: int | None
+
+    def __post_init__(self) -> None:
+        if self.score_thr is not None:
+            check_type('score_thr', self.score_thr, float)
+            check_range('score_thr', self.score_thr, 0, 1)
+        if self.top_k is not None:
+            check_type('top_k', self.top_k, int)
+            if self.top_k < 1:
+                raise UserError(f'top_k {self.top_k}: must be at least 1')
+
+    def __call__(self, sample: BaseDataElement) -> BaseDataElement:
+        if 'pred_instances' not in sample:
+            return sample
+        found = sample.pred_instances
+        if self.score_thr is not None:
+            found = found[found.scores >= self.score_thr]
+        if self.top_k is not None:
+            found = found[found.scores.argsort(descending=True, stable=True)[: self.top_k]]
+        sample.pred_instances = found
+        return sample
+
+
+# Images of a batch with their COCO ids.
+Group = list[tuple[ImageSource, int]]
+
+
 def _batches(
     sources: Iterable[ImageSource],
     pipeline: InferencePipeline,
     batch_size: int,
+    ids: Mapping[str, int],
     handle: Callable[[UnreadableError], None],
-) -> Iterator[tuple[list[ImageSource], dict[str, Any]]]:
+) -> Iterator[tuple[Group, dict[str, Any]]]:
     """Batch consecutive images of equal size; `handle` gets the errors of images that cannot be read."""
-    group: list[ImageSource] = []
+    group: Group = []
     packed: list[dict[str, Any]] = []
-    for index, source in enumerate(sources):
+    count = 0
+    for source in sources:
         try:
-            inputs = pipeline(source, index)
+            for image in pipeline.expand(source):
+                image_id, count = ids.get(image.name, count), count + 1
+                inputs = pipeline(image, image_id)
+                if packed and (
+                    len(packed) == batch_size or packed[0]['inputs'].shape != inputs['inputs'].shape
+                ):
+                    yield group, pseudo_collate(packed)
+                    group, packed = [], []
+                group.append((image, image_id))
+                packed.append(inputs)
         except UnreadableError as error:
             handle(error)
-            continue
-        if packed and (len(packed) == batch_size or packed[0]['inputs'].shape != inputs['inputs'].shape):
-            yield group, pseudo_collate(packed)
-            group, packed = [], []
-        group.append(source)
-        packed.append(inputs)
     if packed:
         yield group, pseudo_collate(packed)
 

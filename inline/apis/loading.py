@@ -1,8 +1,10 @@
 """Configs by path or name, and models from a config and a checkpoint."""
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,59 @@ TASKS = {'mmpretrain': 'classification', 'mmdet': 'detection', 'mmseg': 'segment
 _MAX_SUGGESTIONS = 3
 
 
+# COCO has ids for 91 categories, and boxes for 80 of them.
+_IDS_WITHOUT_BOXES = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
+COCO_IDS = tuple(number for number in range(1, 92) if number not in _IDS_WITHOUT_BOXES)
+
+
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a model: names by label, and an RGB colour for each."""
+    """The classes of a model: names by label, and an RGB colour for each.
+
+    Attributes:
+        names: Class names by label.
+        palette: RGB colours by label.
+        stored_ids: Ids of the classes in the COCO annotations of the data, if the checkpoint contains them.
+        annotation_files: COCO annotation files of the config, which may not exist.
+    """
 
     names: tuple[str, ...]
     palette: tuple[Color, ...]
+    stored_ids: tuple[int, ...] = ()
+    annotation_files: tuple[Path, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def category_ids(self) -> tuple[int, ...]:
+        """COCO category ids by label.
+
+        They come from the checkpoint, from COCO for its 80 classes, or from the annotation files of the
+        config. If none of these knows the classes, they are counted from 1.
+        """
+        if len(self.stored_ids) == len(self.names) > 0:
+            return self.stored_ids
+        if is_coco(self.names):
+            return COCO_IDS
+        for path in self.annotation_files:
+            ids = _read_category_ids(path)
+            if all(name in ids for name in self.names):
+                return tuple(ids[name] for name in self.names)
+        return tuple(range(1, len(self.names) + 1))
+
+
+def is_coco(names: Sequence[str]) -> bool:
+    """Return whether these are the 80 classes of COCO, in their order."""
+    from mmdet.datasets import CocoDataset
+
+    return tuple(names) == CocoDataset.METAINFO['classes']
+
+
+def _read_category_ids(path: Path) -> dict[str, int]:
+    """Return the ids in a COCO annotation file by name; `{}` if it is missing or invalid."""
+    try:
+        categories = json.loads(path.read_bytes())['categories']
+        return {str(category['name']): int(category['id']) for category in categories}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
 
 
 def find_config(config: str | Path | Config, options: Mapping[str, Any] | None = None) -> Config:
@@ -155,4 +204,16 @@ def _classes(cfg: Config, meta: Mapping[str, Any]) -> Classes:
     colors = () if meta.get('palette') is None else meta['palette']
     palette = tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
     # A palette of another length belongs to other classes.
-    return Classes(names, palette if len(palette) == len(names) else class_palette(len(names)))
+    palette = palette if len(palette) == len(names) else class_palette(len(names))
+    ids = tuple(int(number) for number in meta.get('category_ids') or ())
+    return Classes(names, palette, ids, tuple(_annotation_files(cfg)))
+
+
+def _annotation_files(cfg: Config) -> Iterator[Path]:
+    """Yield the COCO annotation files that the datasets of a detector's config name."""
+    if TASKS[cfg.default_scope] != 'detection':
+        return
+    for loader in ('test_dataloader', 'val_dataloader', 'train_dataloader'):
+        for dataset in leaf_datasets((cfg.get(loader) or {}).get('dataset')):
+            if str(dataset.get('ann_file', '')).endswith('.json'):
+                yield Path(dataset.get('data_root') or '', dataset['ann_file'])

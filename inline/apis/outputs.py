@@ -4,8 +4,8 @@
 file               content
 =================  =======================================================================================
 pictures/NAME.jpg  the image with the drawn prediction
-predictions.json   classification: the five most likely classes of each file; detection: COCO's results
-                   format with run-length encoded masks; segmentation: the share of each class in each file
+predictions.json   classification: the most likely classes of each file; detection: COCO's results format
+                   with class names and run-length encoded masks; segmentation: the share of each class
 images.json        detection: files and categories with their ids, in COCO's annotation format
 labels/NAME.png    segmentation: the label of each pixel, counted from 0
 =================  =======================================================================================
@@ -13,27 +13,21 @@ labels/NAME.png    segmentation: the label of each pixel, counted from 0
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pycocotools import mask as coco_mask
 
+from inline.apis.conversion import Record, coco_images, to_json
 from inline.apis.drawing import TOP_K
 from inline.apis.inference import InLineModel
 from inline.apis.inputs import ImageSource, find_images
 from inline.apis.loading import Classes
 from inline.apis.results import Prediction, write_image
+from inline.utils.arguments import check_range
 from inline.utils.atomic import make_folder
 from inline.utils.errors import UserError
-
-# COCO has ids for 91 categories, and boxes for 80 of them.
-_IDS_WITHOUT_BOXES = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
-COCO_IDS = tuple(number for number in range(1, 92) if number not in _IDS_WITHOUT_BOXES)
-
-Record = dict[str, Any]
 
 
 @dataclass
@@ -44,63 +38,46 @@ class OutputFolder:
         folder: Path of the folder.
         task: Task of the model.
         classes: Class names and colours.
-        score_thr: Boxes with a lower score are not drawn.
-        image_ids: COCO image ids by the name of the image; by default images are counted from 0.
+        score_thr: Boxes with a lower score are not drawn; see :meth:`Prediction.draw` for the default.
     """
 
     folder: Path
     task: str
     classes: Classes
-    score_thr: float
-    image_ids: Mapping[str, int] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list, init=False)
+    score_thr: float | None = None
+    # One JSON text per entry of predictions.json.
+    records: list[str] = field(default_factory=list, init=False)
     images: list[Record] = field(default_factory=list, init=False)
+    count: int = field(default=0, init=False)
 
     def add(self, prediction: Prediction) -> None:
         prediction.save(picture_path(self.folder, prediction.source), self.score_thr)
         write: Callable[[Prediction], None] = getattr(self, f'_add_{self.task}')
         write(prediction)
+        self.count += 1
 
     def write_json(self) -> None:
-        lines = ',\n'.join(json.dumps(record, ensure_ascii=False) for record in self.records)
+        lines = ',\n'.join(self.records)
         (self.folder / 'predictions.json').write_text(f'[\n{lines}\n]\n', encoding='utf-8')
         if self.task == 'detection':
-            ids = category_ids(self.classes.names)
-            categories = [{'id': i, 'name': name} for i, name in zip(ids, self.classes.names, strict=True)]
-            content = {'images': self.images, 'categories': categories, 'annotations': []}
+            content = coco_images(self.images, self.classes.names, self.classes.category_ids)
             text = json.dumps(content, ensure_ascii=False)
             (self.folder / 'images.json').write_text(text, encoding='utf-8')
 
     def _add_classification(self, prediction: Prediction) -> None:
-        scores = prediction.pred_score
-        best = scores.topk(min(TOP_K, len(scores)))
-        top = [
-            {'label': label, 'name': self.classes.names[label], 'score': score}
-            for score, label in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        self.records.append({'file': prediction.source.describe(), f'top{TOP_K}': top})
+        top = prediction.to_dict()['predictions']
+        file = prediction.source.describe()
+        self.records.append(to_json({'file': file, f'top{prediction.top_k or TOP_K}': top}, file))
 
     def _add_detection(self, prediction: Prediction) -> None:
-        height, width = prediction.ori_shape[:2]
-        image_id = self.image_ids.get(prediction.name, prediction.img_id)
-        self.images.append(
-            {'id': image_id, 'file_name': prediction.source.describe(), 'width': width, 'height': height}
-        )
-        found, categories = prediction.pred_instances, category_ids(self.classes.names)
-        for i, (label, score) in enumerate(zip(found.labels.tolist(), found.scores.tolist(), strict=True)):
-            x1, y1, x2, y2 = found.bboxes[i].tolist()
-            record = {
-                'image_id': image_id,
-                'category_id': categories[label],
-                'bbox': [x1, y1, x2 - x1, y2 - y1],
-                'score': score,
-            }
-            if 'masks' in found:
-                record['segmentation'] = encode_mask(np.asarray(found.masks[i]))
-            self.records.append(record)
+        height, width = prediction.shape
+        file = prediction.source.describe()
+        self.records += [to_json(record, file) for record in prediction.to_coco()]
+        self.images.append({'id': prediction.image_id, 'file_name': file, 'width': width, 'height': height})
 
     def _add_segmentation(self, prediction: Prediction) -> None:
-        labels = np.asarray(prediction.pred_sem_seg.data)[0]
+        labels = prediction.label_map
+        assert labels is not None
         path = labels_path(self.folder, prediction.source)
         write_image(path, labels.astype(np.uint8 if len(self.classes.names) <= 256 else np.uint16))
         counts = np.bincount(labels.reshape(-1), minlength=len(self.classes.names))
@@ -110,18 +87,21 @@ class OutputFolder:
             if count
         }
         relative = path.relative_to(self.folder).as_posix()
-        self.records.append({'file': prediction.source.describe(), 'labels': relative, 'shares': shares})
+        file = prediction.source.describe()
+        self.records.append(to_json({'file': file, 'labels': relative, 'shares': shares}, file))
 
 
 def run(args: argparse.Namespace) -> None:
     """Predict, draw and write, with the arguments of ``tools/predict.py``."""
-    if not 0 <= args.score_thr <= 1:
-        raise UserError(f'--score-thr {args.score_thr}: must be from 0 to 1')
+    if args.score_thr is not None:
+        check_range('--score-thr', args.score_thr, 0, 1)
     sources = _find_unique_files(args.inputs, args.out)
     _check_folder(args.out, sources, args.overwrite)
     model = InLineModel(args.config, args.checkpoint, args.device, trust_checkpoint=args.trust_checkpoint)
     predictions = model(
         sources,
+        score_thr=args.score_thr,
+        top_k=args.top_k,
         batch_size=args.batch_size,
         tile=args.tile,
         overlap=args.overlap,
@@ -129,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
         skip_bad=args.skip_bad,
         stream=True,
     )
-    output = OutputFolder(args.out, model.task, model.classes, args.score_thr, image_ids(sources))
+    output = OutputFolder(args.out, model.task, model.classes, args.score_thr)
     make_folder('--out', args.out)
     try:
         for prediction in predictions:
@@ -141,25 +121,9 @@ def run(args: argparse.Namespace) -> None:
             output.write_json()
         raise
     output.write_json()
-    done = len(sources) - len(predictions.skipped)
+    done = output.count
     skipped = f', {len(predictions.skipped):,} skipped' if predictions.skipped else ''
     print(f'{done:,} {"image" if done == 1 else "images"}{skipped}: see {args.out / "predictions.json"}')
-
-
-def category_ids(names: Sequence[str]) -> Sequence[int]:
-    """Return COCO's category ids for its 80 classes; other classes are counted from 1."""
-    from mmdet.datasets import CocoDataset
-
-    return COCO_IDS if tuple(names) == CocoDataset.METAINFO['classes'] else range(1, len(names) + 1)
-
-
-def image_ids(sources: Sequence[ImageSource]) -> dict[str, int]:
-    """Return COCO image ids by name if all file names are distinct numbers, as in COCO; else `{}`."""
-    stems = {source.name: Path(source.name).name for source in sources}
-    if not all(stem.isascii() and stem.isdigit() for stem in stems.values()):
-        return {}
-    numbers = {name: int(stem) for name, stem in stems.items()}
-    return numbers if len(set(numbers.values())) == len(numbers) else {}
 
 
 def picture_path(folder: Path, source: ImageSource) -> Path:
@@ -170,19 +134,13 @@ def labels_path(folder: Path, source: ImageSource) -> Path:
     return folder / 'labels' / f'{source.name}.png'
 
 
-def encode_mask(mask: np.ndarray) -> Record:
-    """Encode a mask (H, W) as COCO's run-length encoding, with the counts as text."""
-    encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-    return {'size': [int(side) for side in encoded['size']], 'counts': encoded['counts'].decode()}
-
-
 def _find_unique_files(inputs: Sequence[str], out: Path) -> list[ImageSource]:
     """List each file once, even if it is given twice or is also in one of the folders."""
-    paths: dict[Path, Path] = {}
+    unique: dict[Path | str | None, str | Path] = {}
     for source in find_images(inputs, exclude=out):
-        if source.path is not None:
-            paths.setdefault(source.path.resolve(), source.path)
-    return find_images(paths.values())
+        given = source.path or source.location
+        unique.setdefault(source.path.resolve() if source.path is not None else source.url, given)
+    return find_images(unique.values())
 
 
 def _check_folder(folder: Path, sources: Sequence[ImageSource], overwrite: bool) -> None:

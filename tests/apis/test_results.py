@@ -86,9 +86,3 @@ def test_boxes_below_the_threshold_are_not_drawn(models: dict[str, InLineModel],
     plain = cv2.resize(prediction.image, None, fx=6, fy=6, interpolation=cv2.INTER_CUBIC)
     assert np.array_equal(prediction.draw(score_thr=1.0), plain)
     assert not np.array_equal(prediction.draw(score_thr=0.0), plain)
-
-
-def test_repr_names_the_images(models: dict[str, InLineModel], folder: Path) -> None:
-    predictions = models['classification']([folder / 'a' / 'b.png', folder / 'f.bmp'], progress=False)
-    assert repr(predictions) == 'Predictions(a/b, f)'
-    assert repr(predictions[0]) == "Prediction('a/b', DataSample)"

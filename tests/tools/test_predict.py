@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-import torch
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
+from inline.apis.conversion import image_ids
 from inline.apis.inputs import ImageSource
 from inline.apis.loading import Classes
-from inline.apis.outputs import OutputFolder, category_ids, image_ids
+from inline.apis.outputs import OutputFolder
 from inline.utils.errors import UserError
 from tests.apis.small_models import CLASSES, CONFIGS
 from tests.conftest import ROOT, run_tool
@@ -30,13 +30,11 @@ def predict(run_here: Run) -> Run:
 
 
 def test_unwritable_label_map_raises(tmp_path: Path) -> None:
-    sample = SimpleNamespace(
-        source=ImageSource('a'), pred_sem_seg=SimpleNamespace(data=torch.zeros(1, 4, 5, dtype=torch.int64))
-    )
+    prediction = SimpleNamespace(source=ImageSource('a'), label_map=np.zeros((4, 5), np.int64))
     (tmp_path / 'labels' / 'a.png').mkdir(parents=True)
-    output = OutputFolder(tmp_path, 'segmentation', Classes(('ground',), ((0, 0, 0),)), score_thr=0.3)
+    output = OutputFolder(tmp_path, 'segmentation', Classes(('ground',), ((0, 0, 0),)))
     with pytest.raises(UserError, match=r"labels/a\.png' cannot be written"):
-        output._add_segmentation(sample)
+        output._add_segmentation(prediction)
     assert not output.records
 
 
@@ -44,18 +42,18 @@ def test_coco_classes_and_files_keep_their_ids() -> None:
     from mmdet.datasets import CocoDataset
 
     names = CocoDataset.METAINFO['classes']
-    ids = dict(zip(names, category_ids(names), strict=True))
+    ids = dict(zip(names, Classes(names, ()).category_ids, strict=True))
     # As in COCO's instances_val2017.json.
     official = {'person': 1, 'fire hydrant': 11, 'stop sign': 13, 'backpack': 27, 'wine glass': 46}
     official |= {'dining table': 67, 'toilet': 70, 'tv': 72, 'refrigerator': 82, 'book': 84, 'toothbrush': 90}
     assert {name: ids[name] for name in official} == official
-    assert list(category_ids(names[:3])) == [1, 2, 3]
+    assert Classes(names[:3], ()).category_ids == (1, 2, 3)
     assert image_ids([ImageSource('val/000000000139'), ImageSource('val/000000000285')]) == {
         'val/000000000139': 139,
         'val/000000000285': 285,
     }
     for others in (['1', 'a'], ['a/1', 'b/01'], ['1_jpg', '1_png']):
-        assert image_ids([ImageSource(name) for name in others]) == {}
+        assert image_ids([ImageSource(name) for name in others]) == {others[0]: 0, others[1]: 1}
 
 
 def files_below(path: Path) -> list[str]:

@@ -157,7 +157,7 @@ def _map_panel(image: Image, labels: NDArray[np.integer]) -> Panel:
 
 def _tag_regions(pen: ImageDraw.ImageDraw, labels: NDArray[np.integer]) -> None:
     """Write the digit at the centre of every large region of a label map."""
-    for label, (digit, color) in enumerate(zip(DIGITS, BASE_PALETTE, strict=True), start=1):
+    for label, (digit, color) in enumerate(zip(DIGITS, BASE_PALETTE, strict=False), start=1):
         _, _, stats, centres = cv2.connectedComponentsWithStats((labels == label).astype(np.uint8))
         for (*_, area), centre in zip(stats[1:], centres[1:], strict=True):
             if area >= _MIN_TAGGED_REGION:
