@@ -29,6 +29,9 @@ from inline.utils.errors import UserError
 from inline.utils.nested import leaf_datasets
 
 EXTENSIONS = frozenset(IMAGE_EXTENSIONS)
+_BYTES = (bytes, bytearray, memoryview)
+# Types that are iterable but are one image, or one batch.
+_SINGLE = (str, np.ndarray, Tensor, *_BYTES)
 CHANNEL_ORDERS = ('bgr', 'rgb')
 _MEDIA = EXTENSIONS | VIDEO_EXTENSIONS
 _LOADERS = ('LoadImageFromFile', 'LoadImage')
@@ -90,7 +93,7 @@ def find_images(
     """
     if channel_order is not None:
         check_choice('channel_order', channel_order, CHANNEL_ORDERS)
-    is_single = isinstance(images, str | bytes | np.ndarray | Tensor) or not isinstance(images, Iterable)
+    is_single = isinstance(images, _SINGLE) or not isinstance(images, Iterable)
     items: list[Any] = [images] if is_single else list(images)  # type: ignore[arg-type]
     if items and all(isinstance(item, ImageSource) for item in items):
         return items
@@ -98,7 +101,7 @@ def find_images(
     for item in items:
         if isinstance(item, str | Path):
             found += _find_files(item, exclude)
-        elif isinstance(item, bytes | bytearray | memoryview):
+        elif isinstance(item, _BYTES):
             found.append(ImageSource(f'image_{len(found)}', content=bytes(item)))
         else:
             arrays = _to_arrays(item, channel_order)

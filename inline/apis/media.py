@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 16
 # Indexes of some formats give an estimate: report a video as incomplete only if more frames are missing.
 _MIN_DECODED_SHARE = 0.9
 
-# FFmpeg writes several lines to stderr for a damaged file; the error message here is one line.
+# OpenCV and FFmpeg write several lines to stderr for a damaged file; the error message here is one line.
 os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '8')
 
 
@@ -125,8 +125,10 @@ def read_frames(path: Path, max_pixels: int) -> Iterator[Image]:
 
 @contextmanager
 def _open_video(path: Path) -> Iterator[cv2.VideoCapture]:
+    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
     # Other backends accept devices, URLs and numbered images.
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+    cv2.utils.logging.setLogLevel(level)
     try:
         yield capture
     finally:

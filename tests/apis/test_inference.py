@@ -67,6 +67,34 @@ def test_batches_of_mixed_sizes_equal_single_images(
         assert_same(one.sample, other.sample)
 
 
+@pytest.mark.parametrize('task', ['classification', 'segmentation'])
+def test_batch_size_does_not_change_results_in_float64(
+    models: dict[str, InLineModel], folder: Path, task: str
+) -> None:
+    """In float32, sums in another order give other last digits. mmcv's NMS for detectors has no float64."""
+    model = models[task]
+    network = model.model.double()
+    hook = network.data_preprocessor.register_forward_hook(
+        lambda _, __, output: {**output, 'inputs': output['inputs'].double()}
+    )
+    options = {'keep_logits': True} if task == 'segmentation' else {}
+    try:
+        one, three = (
+            model(folder, batch_size=size, stream=False, progress=False, **options) for size in (1, 3)
+        )
+    finally:
+        hook.remove()
+        network.float()
+    for single, batched in zip(one, three, strict=True):
+        if task == 'classification':
+            assert single.probs.dtype == np.float64
+            np.testing.assert_allclose(single.probs, batched.probs, rtol=1e-12)
+        else:
+            # Logits are stored in float32.
+            torch.testing.assert_close(single.seg_logits.data, batched.seg_logits.data, rtol=1e-6, atol=1e-7)
+            assert np.array_equal(single.label_map, batched.label_map)
+
+
 def test_file_array_and_grey_array_give_the_same_prediction(
     models: dict[str, InLineModel], folder: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_detector_writes_results_for_pycocotools(
     assert [category['name'] for category in images.dataset['categories']] == list(CLASSES['detection'])
     assert len(found.anns)
     for annotation in found.anns.values():
+        assert annotation['category_name'] == images.cats[annotation['category_id']]['name']
         image = images.imgs[annotation['image_id']]
         assert coco_mask.decode(annotation['segmentation']).shape == (image['height'], image['width'])
         x, y, width, height = annotation['bbox']
@@ -115,6 +116,14 @@ def test_detector_writes_results_for_pycocotools(
         assert x + width <= image['width'] + 1e-3
         assert y + height <= image['height'] + 1e-3
     assert files_below(out / 'pictures') == ['a/b.jpg', 'c/b.jpg', 'c/e.jpg']
+    # Both options also limit the boxes in the JSON file. The pattern is not expanded by a shell here.
+    scores = sorted(annotation['score'] for annotation in found.anns.values())
+    limits = ['--score-thr', scores[len(scores) // 2], '--top-k', '4']
+    assert predict(*args[:2], f'{folder}/c/*', '--out', out, '--overwrite', *limits)[0] == 0
+    records = json.loads((out / 'predictions.json').read_text())
+    assert {record['image_id'] for record in records} == {0, 1}
+    assert all(record['score'] >= limits[1] for record in records)
+    assert 4 < len(records) <= 8
 
 
 def test_segmentor_writes_label_maps_and_shares(
@@ -171,9 +180,29 @@ def test_files_are_overwritten_only_on_request_and_inputs_never(
     assert picture.read_bytes() == before
 
 
+def test_frames_of_a_video_have_their_own_entries(
+    predict: Run, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    video, out = tmp_path / 'clip.avi', tmp_path / 'out'
+    writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*'MJPG'), 5, (64, 64))
+    for i in range(3):
+        writer.write(np.full((64, 64, 3), 60 * i, np.uint8))
+    writer.release()
+    args = [CONFIGS['classification'], checkpoints['classification'], video, '--out', out, '--top-k', '2']
+    code, lines, _ = predict(*args)
+    assert code == 0
+    assert lines[-1].startswith('3 images: see')
+    assert files_below(out / 'pictures') == [f'clip.avi/frame_00000{i}.jpg' for i in range(3)]
+    records = json.loads((out / 'predictions.json').read_text())
+    assert [record['file'] for record in records] == [f'{video}, frame {i}' for i in range(3)]
+    assert all(len(record['top2']) == 2 for record in records)
+
+
 @pytest.mark.parametrize(
     ('args', 'message'),
     [
+        (['--top-k', '0'], 'top_k 0: must be at least 1'),
+        (['--score-thr', '0.5'], 'score_thr is for detection only: this is a classification model'),
         (['--score-thr', '2'], '--score-thr 2.0: must be from 0 to 1'),
         (['--tile', '64'], 'tile is for segmentation only: this is a classification model'),
         (['--batch-size', '0'], 'batch_size 0: must be at least 1'),

@@ -79,3 +79,20 @@ def test_class_colours_differ_and_do_not_depend_on_the_number_of_classes() -> No
     assert all(0 <= channel <= 255 for color in colors for channel in color)
     assert class_palette(3) == PALETTE[:3] == colors[:3]
     assert class_palette(0) == ()
+
+
+def test_twenty_class_colours_are_clearly_distinct() -> None:
+    """By CIEDE2000, in which differences below 2 are hardly visible; also from grey, white and black."""
+    from skimage.color import deltaE_ciede2000, rgb2lab
+
+    assert len(PALETTE) == 20
+    greys = [(level, level, level) for level in range(0, 256, 15)]
+    colors, neutral = (rgb2lab(np.array([given]) / 255)[0] for given in (PALETTE, greys))
+    distance = deltaE_ciede2000(colors[:, None], colors[None])
+    assert distance[~np.eye(20, dtype=bool)].min() > 16
+    assert deltaE_ciede2000(colors[:, None], neutral[None]).min() > 10
+    # On label maps the colours are mixed with the grey image.
+    images = [np.full((1, 20, 3), level, np.uint8) for level in (0, 128, 255)]
+    mixed = [draw_label_map(image, np.arange(20)[None], PALETTE)[0] for image in images]
+    for row in rgb2lab(np.array(mixed) / 255):
+        assert deltaE_ciede2000(row[:, None], row[None])[~np.eye(20, dtype=bool)].min() > 8
