@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inline.apis.serve.controller import NO_IMAGE, Controller, PageUpdate, SessionState
-from inline.apis.serve.html import render_message
+from inline.apis.drawing import DEFAULT_SCORE_THR
+from inline.apis.serve.controller import NO_IMAGE, Controller, PageUpdate, SessionState, to_rgb
+from inline.apis.serve.html import render_examples, render_message
 from inline.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 HOST = '127.0.0.1'
 TITLE = 'InLine attention viewer'
 INTRODUCTION = (
-    'Upload an image to see the prediction, then click a point in it. Every layer shows which positions the '
-    'token at that point attends to, and what the local residual adds to it from each neighbour.'
+    'Upload an image or choose an example to see the prediction, then click a point in it. Every layer shows '
+    'which positions the token at that point attends to, and what the local residual adds to it from each '
+    'neighbour.'
 )
 LEGEND = (
     'Attention: weight × number of visible tokens; uniform attention is 1, '
@@ -38,6 +40,13 @@ element.addEventListener('click', event => {
   trigger('click', {x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.height});
 });
 """
+# Sends the index of the clicked example.
+ON_EXAMPLE = """
+element.addEventListener('click', event => {
+  const button = event.target.closest('.il-example');
+  if (button) trigger('click', {index: Number(button.dataset.index)});
+});
+"""
 STYLE = Path(__file__).with_name('style.css')
 # Sessions whose images are kept in memory. The page is meant for one user.
 MAX_SESSIONS = 8
@@ -53,10 +62,21 @@ def build_page(controller: Controller) -> 'gr.Blocks':
         with gr.Row():
             with gr.Column(scale=5, min_width=320):
                 file_input = gr.File(label='Image', height=150, elem_id='il-drop')
+                thumbnails = render_examples([to_rgb(image) for image in controller.examples])
+                examples = gr.HTML(thumbnails, js_on_load=ON_EXAMPLE, elem_id='il-examples')
                 message = gr.HTML(render_message(NO_IMAGE), elem_id='il-message')
                 picture = gr.HTML('', js_on_load=ON_CLICK, elem_id='il-picture')
             with gr.Column(scale=7, min_width=320):
                 predictions = gr.HTML('', elem_id='il-prediction')
+                threshold = gr.Slider(
+                    0,
+                    1,
+                    DEFAULT_SCORE_THR,
+                    step=0.05,
+                    label='Minimum score of boxes',
+                    visible=controller.has_detector,
+                    elem_id='il-threshold',
+                )
         with gr.Column(visible=False) as attention:
             with gr.Row(elem_id='il-explain'):
                 with gr.Column(scale=1):
@@ -71,12 +91,18 @@ def build_page(controller: Controller) -> 'gr.Blocks':
             visibility = gr.skip() if update.layers is None else gr.update(visible=bool(update.layers))
             return [*(gr.skip() if value is None else value for value in values), visibility]
 
-        def on_upload(path: str, head_name: str) -> list[Any]:
+        def on_upload(path: str, head_name: str, score_thr: float) -> list[Any]:
             try:
-                return [None, *to_outputs(controller.upload(Path(path), parse_head(head_name)))]
+                return [None, *to_outputs(controller.upload(Path(path), parse_head(head_name), score_thr))]
             finally:
                 # The image is in memory now, or was rejected.
                 Path(path).unlink(missing_ok=True)
+
+        def on_example(head_name: str, score_thr: float, event: gr.EventData) -> list[Any]:
+            return to_outputs(controller.show_example(int(event.index), parse_head(head_name), score_thr))
+
+        def on_threshold(state: SessionState | None, score_thr: float) -> list[Any]:
+            return to_outputs(controller.set_threshold(state, score_thr))
 
         def on_click(state: SessionState | None, event: gr.EventData) -> list[Any]:
             return to_outputs(controller.click(state, float(event.x), float(event.y)))
@@ -85,7 +111,10 @@ def build_page(controller: Controller) -> 'gr.Blocks':
             return to_outputs(controller.select_head(state, parse_head(head_name)))
 
         options: dict[str, Any] = {'api_visibility': 'private', 'show_progress': 'minimal'}
-        file_input.upload(on_upload, [file_input, head], [file_input, *outputs], **options)
+        file_input.upload(on_upload, [file_input, head, threshold], [file_input, *outputs], **options)
+        examples.click(on_example, [head, threshold], outputs, **options)
+        # While the slider moves, intermediate values are dropped.
+        threshold.change(on_threshold, [session, threshold], outputs, trigger_mode='always_last', **options)
         picture.click(on_click, session, outputs, **options)
         head.change(on_head, [session, head], outputs, **options)
     return page

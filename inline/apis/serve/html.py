@@ -41,7 +41,12 @@ class PredictionSummary:
     picture: Image | None = None
 
 
-def summarize(sample: Any, classes: Sequence[str], draw: Callable[[], Image]) -> PredictionSummary:
+def summarize(
+    sample: Any,
+    classes: Sequence[str],
+    draw: Callable[[], Image],
+    score_thr: float = DEFAULT_SCORE_THR,
+) -> PredictionSummary:
     """Summarize a data sample of one of the toolboxes; `draw` returns its picture, RGB (H, W, 3)."""
     if 'pred_score' in sample:
         scores = sample.pred_score.cpu().numpy()
@@ -52,11 +57,11 @@ def summarize(sample: Any, classes: Sequence[str], draw: Callable[[], Image]) ->
         count = len(np.unique(sample.pred_sem_seg.data.cpu().numpy()))
         return PredictionSummary(f'{count} {"class" if count == 1 else "classes"}', [], draw())
     found = sample.pred_instances
-    found = found[found.scores >= DEFAULT_SCORE_THR]
+    found = found[found.scores >= score_thr]
     pairs = zip(found.labels.tolist(), found.scores.tolist(), strict=True)
     ordered = sorted(((classes[label], score) for label, score in pairs), key=lambda pair: -pair[1])
     objects = 'object' if len(ordered) == 1 else 'objects'
-    text = f'{len(ordered)} {objects} with a score of at least {DEFAULT_SCORE_THR:g}'
+    text = f'{len(ordered)} {objects} with a score of at least {score_thr:g}'
     if len(ordered) > TOP_K:
         text += f'; the {TOP_K} highest scores:'
     return PredictionSummary(text, ordered[:TOP_K], draw())
@@ -100,6 +105,16 @@ def render_image(picture: str, point: tuple[float, float] | None) -> str:
         f'<div class="il-frame"><img class="il-click" src="{picture}" alt="your image" draggable="false">'
         f'{marker}</div></figure>'
     )
+
+
+def render_examples(images: Sequence[Image]) -> str:
+    """Render RGB images as buttons; the attribute ``data-index`` is their position."""
+    buttons = ''.join(
+        f'<button type="button" class="il-example" data-index="{i}" aria-label="example {i + 1}">'
+        f'<img src="{encode_png(image)}" alt="" draggable="false"></button>'
+        for i, image in enumerate(images)
+    )
+    return f'<div class="il-examples"><span>Or try an example:</span>{buttons}</div>'
 
 
 def render_predictions(predictions: Sequence[tuple[str, PredictionSummary]]) -> str:
