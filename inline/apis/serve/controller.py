@@ -25,7 +25,8 @@ from inline.utils.drawing import Image
 from inline.utils.errors import UserError, first_line
 
 NO_IMAGE = 'No image yet.'
-NUM_EXAMPLES = 2
+# Indices of validation images of the digit scenes.
+EXAMPLES = (4, 6)
 
 
 class PageModel:
@@ -128,7 +129,7 @@ def example_images(task: str) -> list[Image]:
     options = DigitScenesOptions()
     sources = load_sources(options.seed)
     render = render_classification if task == 'classification' else render_scene
-    return [render(sources, options, 'val', i).image for i in range(NUM_EXAMPLES)]
+    return [render(sources, options, 'val', i).image for i in EXAMPLES]
 
 
 # Detections can be drawn with another threshold.

@@ -11,10 +11,21 @@ import pytest
 import torch
 from mmengine.structures import InstanceData
 
-from inline.apis import InLineModel
+from inline.apis import InLineModel, Prediction
+from inline.apis.inputs import ImageSource
+from inline.apis.loading import Classes
 from inline.apis.serve import html
 from inline.apis.serve.attention_views import compute_attention_views
-from inline.apis.serve.controller import Controller, PageModel, PageUpdate, SessionState, load_models
+from inline.apis.serve.controller import (
+    Controller,
+    PageModel,
+    PageUpdate,
+    SessionState,
+    distinct_labels,
+    example_images,
+    load_models,
+    shrink,
+)
 from inline.apis.serve.uploads import UploadLimits
 from inline.engine.config import load_config
 from tests.reproduce.report.report_helpers import Page
@@ -199,6 +210,37 @@ def test_models_of_one_config_are_labelled_by_checkpoint(
     assert names == ['inline-pvt-nano_digits · classification', 'inline-pvt-nano_digits · second']
 
 
+@pytest.mark.parametrize(
+    ('pairs', 'expected'),
+    [
+        ([('c/x.py', 'a.pth')], ['x']),
+        ([('c/x.py', 'a.pth'), ('c/y.py', 'a.pth')], ['x', 'y']),
+        ([('x.py', 'runs/a/last.pth'), ('x.py', 'runs/b/last.pth')], ['x · a/last', 'x · b/last']),
+        ([('c/x.py', 'a/v/1.pth'), ('d/x.py', 'b/v/1.pth')], ['x · a/v/1', 'x · b/v/1']),
+        ([('x', 'user/m-1.5'), ('x', 'user/m-1.6')], ['x · m-1.5', 'x · m-1.6']),
+        ([('x.py', 'a.pth'), ('x.py', 'a.pth')], ['x · a (1)', 'x · a (2)']),
+    ],
+)
+def test_labels_are_distinct(pairs: list[tuple[str, str]], expected: list[str]) -> None:
+    assert distinct_labels(pairs) == expected
+
+
+def test_examples_are_digits_for_a_classifier_and_scenes_for_others(controller: Controller) -> None:
+    assert [image.shape for image in controller.examples] == [(48, 48, 3)] * 2
+    assert [image.shape for image in example_images('detection')] == [(88, 88, 3)] * 2
+    for index, expected in (
+        (0, 'example 1, 48×48 pixels'),
+        (1, 'example 2'),
+        (2, 'No image yet'),
+        (-1, 'No'),
+    ):
+        update = controller.show_example(index)
+        assert expected in Page(update.message or '').text
+        assert bool(update.state) == (index in (0, 1))
+    assert len(pictures(html.render_examples(controller.examples))) == 2
+    assert not controller.has_detector
+
+
 def test_many_layers_are_wrapped() -> None:
     """Eight layers become lines of six and two; the two layers of the other model are in the first line."""
     model_input = build(scale=(48, 32)).prepare(np.zeros((32, 48, 3), np.uint8))
@@ -261,6 +303,53 @@ def test_detector_shows_boxes_and_lists_the_highest_scores(photo: Path) -> None:
     assert drawn != plain
     layers = controller.click(state, 0.5, 0.5).layers
     assert len(pictures(layers)) == len(residuals(layers)) == len(model.analysis_model.layers)
+    check_threshold(controller, state, found.scores.numpy(), drawn)
+
+
+def check_threshold(controller: Controller, state: SessionState, scores: np.ndarray, drawn: str) -> None:
+    """The slider of the page changes the boxes of the session's image."""
+    from inline.apis.serve.app import build_page
+
+    assert controller.has_detector
+    for threshold in (0.0, float(np.median(scores)), 1.0):
+        update = controller.set_threshold(state, threshold)
+        text = Page(update.predictions or '').text
+        assert f'{np.sum(scores >= threshold)} objects with a score of at least {threshold:g}' in text
+        assert pictures(update.predictions) != [drawn]
+        assert (update.message, update.state, update.layers) == (None, None, None)
+    assert 'No image yet' in (controller.set_threshold(None, 0.5).message or '')
+    page = build_page(controller)
+    slider = next(block for block in page.blocks.values() if block.elem_id == 'il-threshold')
+    assert slider.visible
+    (event,) = (event for event in page.fns.values() if (slider._id, 'change') in event.targets)
+    values = event.fn(state, 1.0)
+    assert sum('0 objects with a score of at least 1' in str(value) for value in values) == 1
+
+
+def test_large_detections_are_kept_at_the_size_of_the_page() -> None:
+    from mmdet.structures import DetDataSample
+
+    masks = torch.zeros(1, 200, 400, dtype=torch.bool)
+    masks[0, 40:80, 100:300] = True
+    found = InstanceData(
+        bboxes=torch.tensor([[100.0, 40.0, 300.0, 80.0]]),
+        scores=torch.tensor([0.9]),
+        labels=torch.tensor([1]),
+        masks=masks,
+    )
+    sample = DetDataSample(metainfo={'ori_shape': (200, 400)}, pred_instances=found)
+    source = ImageSource('a', array=np.zeros((200, 400, 3), np.uint8))
+    large = Prediction(sample, source, Classes(tuple('01'), ((9, 9, 9), (200, 0, 0))), lambda one: one.array)
+    small = shrink(large, 100)
+    assert (small.shape, small.image.shape) == ((50, 100), (50, 100, 3))
+    assert small.boxes.tolist() == [[25, 10, 75, 20]]
+    assert small.masks.shape == (1, 50, 100)
+    assert small.masks[0, 10:20, 25:75].all()
+    assert small.masks.sum() == 10 * 50
+    assert shrink(large, 400) is large
+    found.pop('masks')
+    large.sample.pred_instances = found[:0]
+    assert shrink(large, 100).masks is None
 
 
 def test_boxes_are_sorted_by_score() -> None:

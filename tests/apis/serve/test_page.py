@@ -146,6 +146,7 @@ def test_page_in_a_browser(browser: str, server: Server, tmp_path: Path) -> None
         check_prediction(page)
         check_clicks(page, tmp_path)
         check_heads(page)
+        check_examples(page)
 
         leftovers = [
             path for path in (server.folder / 'tmp').rglob('*') if path.suffix in ('.png', '.jpg', '.svg')
@@ -268,6 +269,15 @@ def check_heads(page: Any) -> None:
     page.click('[role=option]:has-text("mean of all")')
     wait_for_pictures(page, 2 * LAYERS)
     assert page.locator('.il-cell img').first.get_attribute('src') == before
+
+
+def check_examples(page: Any) -> None:
+    assert page.locator('.il-example').count() == 2
+    page.click('.il-example >> nth=1')
+    page.wait_for_selector('#il-message:has-text("example 2, 48×48 pixels")')
+    assert page.locator('.il-bar').count() == 2 * 5
+    # The models are classifiers.
+    assert page.locator('#il-threshold').count() == 0
 
 
 def wait_for_pictures(page: Any, count: int) -> None:
