@@ -77,7 +77,7 @@ def to_pandas(predictions: Iterable['Prediction'], task: str | None = None) -> A
     try:
         import pandas
     except ImportError as error:
-        raise UserError('to_pandas requires the package pandas: pip install pandas') from error
+        raise UserError(f'to_pandas requires pandas ({error}): pip install pandas') from error
     rows = []
     for prediction in predictions:
         task = prediction.task
@@ -92,7 +92,7 @@ def to_supervision(prediction: 'Prediction') -> Any:
     try:
         import supervision
     except ImportError as error:
-        raise UserError('to_supervision requires the package supervision: pip install supervision') from error
+        raise UserError(f'to_supervision requires supervision ({error}): pip install supervision') from error
     if prediction.probs is not None:
         return supervision.Classifications(
             class_id=np.arange(len(prediction.probs)), confidence=prediction.probs

@@ -218,21 +218,22 @@ class Prediction:
         """Return the most important classes or objects."""
         if self.probs is not None:
             found = [
-                f'{self.class_name(i)} {self.probs[i]:.1%}' for i in _highest(self.probs, _MAX_SHOWN).tolist()
+                f'{self.class_name(i)}: {self.probs[i]:.1%}'
+                for i in _highest(self.probs, _MAX_SHOWN).tolist()
             ]
             count = len(self.probs)
         elif self.label_map is not None:
             labels, counts = np.unique(self.label_map, return_counts=True)
             shares = counts / self.label_map.size
             found = [
-                f'{self.class_name(int(labels[i]))} {shares[i]:.1%}' for i in _highest(shares, _MAX_SHOWN)
+                f'{self.class_name(int(labels[i]))}: {shares[i]:.1%}' for i in _highest(shares, _MAX_SHOWN)
             ]
             count = len(labels)
         else:
             assert self.scores is not None
             assert self.labels is not None
             pairs = [(self.class_name(int(self.labels[i])), self.scores[i]) for i in _highest(self.scores)]
-            shown = [f'{name} {score:.2f}' for name, score in pairs[:_MAX_SHOWN]]
+            shown = [f'{name}: {score:.2f}' for name, score in pairs[:_MAX_SHOWN]]
             objects = 'object' if len(pairs) == 1 else 'objects'
             more = [f'… {len(pairs) - _MAX_SHOWN} more'] if len(pairs) > _MAX_SHOWN else []
             return f'{len(pairs)} {objects}' + (f' ({", ".join([*shown, *more])})' if pairs else '')

@@ -42,6 +42,10 @@ def write_page_files() -> None:
     for photograph in PHOTOGRAPHS:
         Path(photograph).parent.mkdir(exist_ok=True)
         assert cv2.imwrite(photograph, pixels.integers(0, 256, (96, 128, 3)).astype(np.uint8))
+    video = cv2.VideoWriter('clip.mp4', cv2.VideoWriter.fourcc(*'mp4v'), 5, (128, 96))
+    for _ in range(2):
+        video.write(pixels.integers(0, 256, (96, 128, 3)).astype(np.uint8))
+    video.release()
 
 
 def _save(cfg: Config, checkpoint: str, classes: tuple[str, ...]) -> None:
