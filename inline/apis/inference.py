@@ -229,6 +229,10 @@ def _batches(
                 group.append((image, image_id))
                 packed.append(inputs)
         except UnreadableError as error:
+            # `handle` may raise: the images before this one come first.
+            if packed:
+                yield group, pseudo_collate(packed)
+                group, packed = [], []
             handle(error)
     if packed:
         yield group, pseudo_collate(packed)

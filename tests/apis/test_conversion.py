@@ -18,9 +18,9 @@ from inline import InLineModel
 from inline.apis import Prediction, Predictions
 from inline.apis.conversion import coco_images
 from inline.apis.inputs import ImageSource
-from inline.apis.loading import Classes
+from inline.apis.loading import Classes, _classes
 from inline.utils.errors import UserError
-from tests.apis.small_models import CLASSES, CONFIGS, write_images
+from tests.apis.small_models import CLASSES, CONFIGS, read, write_images
 
 TASKS = tuple(CONFIGS)
 FIELDS = {
@@ -152,6 +152,18 @@ def test_pycocotools_reads_the_results(
         assert results[0]['bbox'] == [x1, y1, x2 - x1, y2 - y1]
         assert results[0]['category_id'] == found[0].labels[0] + 1
     assert {record['image_id'] for record in found[0].to_coco(image_id=42)} == {42}
+
+
+def test_category_ids_come_from_the_checkpoint_or_the_config(tmp_path: Path) -> None:
+    cfg = read('detection')
+    stored = {'classes': CLASSES['detection'], 'category_ids': list(range(20, 30))}
+    assert _classes(cfg, stored).category_ids == tuple(range(20, 30))
+    dataset = cfg.test_dataloader.dataset
+    dataset.update(data_root=str(tmp_path), ann_file='val.json')
+    categories = [{'id': 100 - i, 'name': name} for i, name in enumerate(CLASSES['detection'])]
+    (tmp_path / 'val.json').write_text(json.dumps({'categories': categories}))
+    del stored['category_ids']
+    assert _classes(cfg, stored).category_ids == tuple(range(100, 90, -1))
 
 
 def test_category_ids_follow_the_data(tmp_path: Path) -> None:

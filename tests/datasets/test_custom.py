@@ -89,6 +89,7 @@ def test_common_coco_layouts_are_found(file: str, folder: str, tmp_path: Path) -
         assert data.dataset[split]['data_prefix'] == {'img': folder.format(split)}
     # In the order of the file, which mmdet uses for labels, without unused categories.
     assert data.classes == ('red', 'white')
+    assert data.dataset['train']['metainfo'] == {'classes': ['red', 'white'], 'category_ids': [7, 3]}
     assert not data.has_masks
 
 
