@@ -156,12 +156,9 @@ def test_unreadable_video_raises_or_is_skipped(
     (folder / 'half.avi').write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"bad\.mp4' cannot be read: OpenCV decodes no frame of it"):
         list(model(folder / 'bad.mp4', progress=False))
-    frames = []
-    with pytest.raises(
-        UserError, match=rf"half\.avi' cannot be read to the end: (\d) of {FRAMES} frames"
-    ) as raised:
-        for frame in model(folder / 'half.avi', batch_size=4, progress=False):
-            frames.append(frame.name)
+    frames: list[Any] = []
+    with pytest.raises(UserError, match=r"half\.avi' cannot be read to the end: ") as raised:
+        frames.extend(model(folder / 'half.avi', batch_size=4, progress=False))
     # The frames before the end are complete.
     assert f'{len(frames)} of {FRAMES}' in str(raised.value)
     assert capfd.readouterr().err == ''

@@ -112,8 +112,8 @@ def predict(config: Path, source: str, folder: Path) -> None:
     outputs.run(
         argparse.Namespace(
             config=str(config), checkpoint=source, inputs=[str(folder / 'image.png')], out=folder / 'out',
-            device='cpu', batch_size=1, score_thr=0.3, tile=None, overlap=0, full_size=False, skip_bad=False,
-            overwrite=True, trust_checkpoint=False,
+            device='cpu', batch_size=1, score_thr=None, top_k=None, tile=None, overlap=0, full_size=False,
+            skip_bad=False, overwrite=True, trust_checkpoint=False,
         )
     )  # fmt: skip
 
