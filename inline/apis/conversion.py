@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
+# Classes and objects that a summary lists.
+_MAX_SHOWN = 3
 # Columns of the tables, after the name of the image.
 _COLUMNS = {
     'classification': ('label', 'name', 'score'),
@@ -66,10 +68,10 @@ def to_coco(prediction: 'Prediction', image_id: int | None = None) -> list[Recor
     return records
 
 
-def coco_images(predictions: Iterable[Record], names: Sequence[str], ids: Sequence[int]) -> Record:
+def coco_images(images: Sequence[Record], names: Sequence[str], ids: Sequence[int]) -> Record:
     """Return the images and categories of COCO results in COCO's annotation format."""
     categories = [{'id': number, 'name': name} for number, name in zip(ids, names, strict=True)]
-    return {'images': list(predictions), 'categories': categories, 'annotations': []}
+    return {'images': list(images), 'categories': categories, 'annotations': []}
 
 
 def to_pandas(predictions: Iterable['Prediction'], task: str | None = None) -> Any:
@@ -107,6 +109,20 @@ def to_supervision(prediction: 'Prediction') -> Any:
     return supervision.Detections(
         xyxy=boxes, mask=masks, confidence=scores, class_id=labels.astype(int), data={'class_name': names}
     )
+
+
+def summarize(prediction: 'Prediction') -> str:
+    """Return the most important classes or objects in one line."""
+    key = 'share' if prediction.task == 'segmentation' else 'score'
+    entries = sorted(_entries(prediction, with_masks=False), key=lambda entry: -entry[key])
+    style = '.2f' if prediction.task == 'detection' else '.1%'
+    shown = [f'{entry["name"]}: {entry[key]:{style}}' for entry in entries[:_MAX_SHOWN]]
+    if len(entries) > _MAX_SHOWN:
+        shown.append(f'… {len(entries) - _MAX_SHOWN} more' if prediction.task == 'detection' else '…')
+    if prediction.task != 'detection':
+        return ', '.join(shown)
+    objects = f'{len(entries)} {"object" if len(entries) == 1 else "objects"}'
+    return f'{objects} ({", ".join(shown)})' if shown else objects
 
 
 def image_ids(sources: Sequence[ImageSource]) -> Mapping[str, int]:

@@ -19,8 +19,7 @@ from inline.apis.media import count_frames
 from inline.utils.drawing import Image
 from inline.utils.errors import UserError
 
-# Classes, objects and images that a repr lists.
-_MAX_SHOWN = 3
+# Images that a repr lists.
 _MAX_LINES = 10
 
 
@@ -54,7 +53,9 @@ class Prediction:
 
     def __repr__(self) -> str:
         height, width = self.shape
-        return f'Prediction({self.name!r}, {width}×{height} pixels, {self.task}: {self._summarize()})'
+        return (
+            f'Prediction({self.name!r}, {width}×{height} pixels, {self.task}: {conversion.summarize(self)})'
+        )
 
     @property
     def name(self) -> str:
@@ -213,31 +214,6 @@ class Prediction:
         if self.task != 'detection' or key not in self.sample.pred_instances:
             return None
         return np.asarray(self.sample.pred_instances[key])
-
-    def _summarize(self) -> str:
-        """Return the most important classes or objects."""
-        if self.probs is not None:
-            found = [
-                f'{self.class_name(i)}: {self.probs[i]:.1%}'
-                for i in _highest(self.probs, _MAX_SHOWN).tolist()
-            ]
-            count = len(self.probs)
-        elif self.label_map is not None:
-            labels, counts = np.unique(self.label_map, return_counts=True)
-            shares = counts / self.label_map.size
-            found = [
-                f'{self.class_name(int(labels[i]))}: {shares[i]:.1%}' for i in _highest(shares, _MAX_SHOWN)
-            ]
-            count = len(labels)
-        else:
-            assert self.scores is not None
-            assert self.labels is not None
-            pairs = [(self.class_name(int(self.labels[i])), self.scores[i]) for i in _highest(self.scores)]
-            shown = [f'{name}: {score:.2f}' for name, score in pairs[:_MAX_SHOWN]]
-            objects = 'object' if len(pairs) == 1 else 'objects'
-            more = [f'… {len(pairs) - _MAX_SHOWN} more'] if len(pairs) > _MAX_SHOWN else []
-            return f'{len(pairs)} {objects}' + (f' ({", ".join([*shown, *more])})' if pairs else '')
-        return ', '.join(found + (['…'] if count > _MAX_SHOWN else []))
 
 
 class _Results:
