@@ -12,6 +12,7 @@ from pathlib import Path
 
 from inline.engine.flags import add_data_root
 from inline.openmmlab.patches import apply_patches
+from inline.utils.arguments import check_positive
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 
@@ -48,9 +49,7 @@ def parse_args() -> argparse.Namespace:
     )
     args = parser.parse_args()
     for flag in ('seeds', 'side_by_side', 'nproc'):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise UserError(f'--{flag.replace("_", "-")} {value}: must be at least 1')
+        check_positive(f'--{flag.replace("_", "-")}', getattr(args, flag))
     return args
 
 

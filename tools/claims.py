@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from inline.openmmlab.patches import apply_patches
+from inline.utils.arguments import check_positive
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 DATA = Path('data') / 'digit_scenes'
@@ -55,9 +56,9 @@ def parse_args() -> argparse.Namespace:
         '--probe-steps', type=int, metavar='N', help='training steps of a probe (default: as tools/probe.py)'
     )
     args = parser.parse_args()
-    for flag, value in (('seeds', args.seeds), ('images', args.images), ('probe-steps', args.probe_steps)):
-        if value is not None and value < 1:
-            raise UserError(f'--{flag} {value}: must be at least 1')
+    check_positive('--seeds', args.seeds)
+    check_positive('--images', args.images)
+    check_positive('--probe-steps', args.probe_steps)
     return args
 
 

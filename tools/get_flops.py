@@ -6,7 +6,8 @@ Attention is counted at its real cost: linear in the number of tokens for InLine
 
 from inline.engine.flags import add_cfg_options
 from inline.openmmlab.patches import apply_patches
-from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.arguments import check_positive
+from inline.utils.errors import OneLineParser, exit_on_user_error
 from inline.utils.tables import align
 
 
@@ -29,8 +30,8 @@ def main() -> None:
 
     cfg = load_config(args.config, args.cfg_options)
     shape = tuple(args.shape or default_shape(cfg))
-    if min(shape) < 1:
-        raise UserError(f'--shape {shape[0]} {shape[1]}: must be positive')
+    for side in shape:
+        check_positive('--shape', side)
     rows = [
         [cost.name, f'{cost.parameters / 1e6:.2f}', f'{cost.multiply_adds / 1e9:.2f}']
         for cost in count_config_flops(cfg, shape)

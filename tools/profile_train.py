@@ -8,7 +8,8 @@ import tempfile
 
 from inline.engine.flags import add_run_flags
 from inline.openmmlab.patches import apply_patches
-from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.arguments import check_positive
+from inline.utils.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
@@ -17,8 +18,7 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=20, help='number of steps to time (default: 20)')
     add_run_flags(parser)
     args = parser.parse_args()
-    if args.steps < 1:
-        raise UserError(f'--steps {args.steps}: must be at least 1')
+    check_positive('--steps', args.steps)
     apply_patches()
     from mmengine.dist import is_main_process
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from inline.engine.flags import add_data_root
 from inline.openmmlab.patches import apply_patches
+from inline.utils.arguments import check_positive
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 from inline.utils.tables import align
 
@@ -132,8 +133,7 @@ def run_rows(args: argparse.Namespace) -> None:
     rows = [table.row(name) for name in args.row or table.rows]
     if args.weights is not None and len(rows) > 1:
         raise UserError(f'--weights needs exactly one --row: choose one of {", ".join(table.rows)}')
-    if args.nproc < 1:
-        raise UserError(f'--nproc {args.nproc}: must be at least 1')
+    check_positive('--nproc', args.nproc)
     request = Request(
         train=args.train,
         weights=args.weights,

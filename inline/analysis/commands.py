@@ -32,6 +32,7 @@ from inline.analysis.models import (
     sample_images,
 )
 from inline.models.mixers.base import AttentionInputs
+from inline.utils.arguments import check_positive
 from inline.utils.atomic import make_folder
 from inline.utils.errors import UserError
 from inline.utils.tables import Cell, format_table, write_csv
@@ -44,9 +45,8 @@ Shares = tuple[float | None, ...]
 
 def load_models(args: argparse.Namespace) -> list[tuple[AnalysisModel, Loader]]:
     """Load the models of the command line, given as pairs of config and checkpoint, and their images."""
-    for flag, value in (('--images', args.images), ('--batch-size', args.batch_size)):
-        if value is not None and value < 1:
-            raise UserError(f'{flag} {value}: must be at least 1')
+    check_positive('--images', args.images)
+    check_positive('--batch-size', args.batch_size)
     if len(args.models) % 2:
         raise UserError(f'{len(args.models)} files: give a config and a checkpoint for each model')
     pairs = list(zip(args.models[::2], args.models[1::2], strict=True))

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from tqdm import tqdm
 
 from inline.analysis.probes import MIXER_ROWS, PROBES, SETTINGS, Score, run_probe
-from inline.utils.arguments import check_choice
+from inline.utils.arguments import check_choice, check_positive
 from inline.utils.errors import UserError
 from inline.utils.tables import format_mean_std, write_csv
 
@@ -65,9 +65,8 @@ def plan_runs(tasks: Sequence[str], mixers: Sequence[str], seeds: int, steps: in
         check_choice('unknown task', task, PROBES)
     for mixer in mixers:
         check_choice('unknown mixer', mixer, MIXER_ROWS)
-    for name, value in (('seeds', seeds), ('steps', steps)):
-        if value < 1:
-            raise UserError(f'{name} {value}: must be at least 1')
+    check_positive('seeds', seeds)
+    check_positive('steps', steps)
     return [
         ProbeRun(task, mixer, seed, steps)
         for seed in range(seeds)
@@ -84,8 +83,7 @@ def run_probes(runs: Sequence[ProbeRun], path: Path, workers: int) -> dict[Probe
         path: CSV file with one line per run. Lines of other settings are kept.
         workers: Number of processes, each with one thread.
     """
-    if workers < 1:
-        raise UserError(f'workers {workers}: must be at least 1')
+    check_positive('workers', workers)
     lines = _read_lines(path)
     scores = {run: score for run in runs if (score := _find_score(run, lines)) is not None}
     remaining = [run for run in runs if run not in scores]

@@ -41,8 +41,7 @@ from torch import Tensor, nn
 from inline.models.layers import full_map
 from inline.models.mixers import MIXERS, AttentionInputs, build_mixer
 from inline.ops import KERNELS
-from inline.utils.arguments import check_choice
-from inline.utils.errors import UserError
+from inline.utils.arguments import check_choice, check_positive
 
 
 @dataclass(frozen=True)
@@ -210,8 +209,7 @@ def run_probe(task: str, mixer_config: dict[str, Any], *, seed: int = 0, steps: 
     The result is deterministic for a seed with one torch thread. More threads change the order of sums.
     """
     check_choice('unknown task', task, PROBES)
-    if steps < 1:
-        raise UserError(f'steps {steps}: must be at least 1')
+    check_positive('steps', steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         probe = PROBES[task](mixer_config)

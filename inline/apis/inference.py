@@ -26,7 +26,7 @@ from inline.apis.results import Prediction, Predictions, PredictionStream, count
 from inline.apis.tiling import Tiling, segment, segment_tiles
 from inline.checkpoints import trust_checkpoints
 from inline.openmmlab.patches import apply_patches
-from inline.utils.arguments import check_range, check_type
+from inline.utils.arguments import check_positive, check_range
 from inline.utils.errors import TooSmallError, UnreadableError, UserError, first_line
 
 
@@ -106,9 +106,7 @@ class InLineModel:
                 does not grow with the number of images. The default is True for a folder, a glob pattern or a
                 video, else False.
         """
-        check_type('batch_size', batch_size, int)
-        if batch_size < 1:
-            raise UserError(f'batch_size {batch_size}: must be at least 1')
+        check_positive('batch_size', batch_size)
         self._check_task('detection', score_thr=score_thr)
         self._check_task('detection', 'classification', top_k=top_k)
         self._check_task('segmentation', tile=tile, full_size=full_size, keep_logits=keep_logits)

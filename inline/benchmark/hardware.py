@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from inline.utils.arguments import check_positive
 from inline.utils.errors import UserError
 
 CPU = torch.device('cpu')
@@ -31,8 +32,7 @@ def add_timing_flags(parser: ArgumentParser, repetitions: int) -> None:
 def check_counts(args: Namespace) -> None:
     """Raise a UserError if batch, threads or repetitions are below 1."""
     for name in ('batch', 'threads', 'repetitions'):
-        if getattr(args, name, 1) < 1:
-            raise UserError(f'--{name} {getattr(args, name)}: must be at least 1')
+        check_positive(f'--{name}', getattr(args, name, None))
 
 
 def choose_device(name: str | None) -> torch.device:

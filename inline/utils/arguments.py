@@ -121,6 +121,12 @@ def check_range(name: str, value: float, low: float, high: float, alternatives: 
         raise UserError(f'{name} {format_value(value)}: must be from {low} to {high}{alternatives}')
 
 
+def check_positive(name: str, value: int | None) -> None:
+    """Raise a :class:`UserError` unless value >= 1; None, for an option that was not given, is accepted."""
+    if value is not None and value < 1:
+        raise UserError(f'{name} {value}: must be at least 1')
+
+
 def hint(name: Any, known: Mapping[str, Any] | Sequence[str]) -> str:
     """Return ``" (did you mean 'depths'?)"`` if a known name is similar, else an empty string."""
     near = get_close_matches(str(name), list(known), n=1, cutoff=0.7)

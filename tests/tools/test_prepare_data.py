@@ -31,7 +31,7 @@ def datasets(tmp_path: Path) -> Path:
         (['ade20k', 'README.md'], "error: 'README.md' is not a folder: give the folder of ADE20K"),
         (['voc', 'configs'], "error: argument dataset: invalid choice: 'voc'"),
         (['coco'], 'error: the following arguments are required: path'),
-        (['coco', 'configs', '--workers', '0'], 'error: --workers 0: must be 1 or more'),
+        (['coco', 'configs', '--workers', '0'], 'error: --workers 0: must be at least 1'),
         (['coco', 'configs', '--quick', '--no-images'], 'error: argument --no-images: not allowed with'),
         (['coco', 'configs', '--no-link', '--link-anyway'], 'error: argument --link-anyway: not allowed'),
     ],

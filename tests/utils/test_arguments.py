@@ -8,6 +8,7 @@ import pytest
 from inline.utils.arguments import (
     check_arguments,
     check_choice,
+    check_positive,
     check_type,
     checked,
     format_value,
@@ -138,3 +139,11 @@ def test_unchecked_subclass_may_have_other_arguments() -> None:
 
     with pytest.raises(UserError, match=r"unknown argument 'wdth' of Parent: it takes width"):
         Wrong()
+
+
+@pytest.mark.parametrize('value', [0, -2])
+def test_numbers_below_one_are_rejected(value: int) -> None:
+    check_positive('--steps', 1)
+    check_positive('--steps', None)
+    with pytest.raises(UserError, match=f'^--steps {value}: must be at least 1$'):
+        check_positive('--steps', value)

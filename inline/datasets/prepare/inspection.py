@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from inline.datasets.image_file import failure_reason, open_image
 from inline.datasets.zip_archive import ZipArchive
+from inline.utils.arguments import check_positive
 from inline.utils.errors import UserError
 
 UNDECODABLE = 'images that cannot be decoded'
@@ -132,8 +133,7 @@ class Decoding:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f'--workers {self.workers}: must be 1 or more')
+        check_positive('--workers', self.workers)
 
     def sample(self, names: Sequence[str]) -> Sequence[str]:
         if self.limit is None or len(names) <= self.limit:

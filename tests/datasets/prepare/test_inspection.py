@@ -48,7 +48,7 @@ def test_a_dead_worker_is_reported() -> None:
 
 
 def test_zero_workers_are_rejected() -> None:
-    with pytest.raises(UserError, match='--workers 0: must be 1 or more'):
+    with pytest.raises(UserError, match='--workers 0: must be at least 1'):
         Decoding(0)
 
 
