@@ -2,13 +2,12 @@
 
 import ctypes
 import os
-import platform
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 import torch
 
 from inline.utils.arguments import check_positive
+from inline.utils.environment import describe_hardware
 from inline.utils.errors import UserError
 
 CPU = torch.device('cpu')
@@ -56,14 +55,5 @@ def prepare_for_timing(threads: int) -> None:
 
 
 def describe_machine(device: torch.device) -> str:
-    """Describe the device in one line, for example 'AMD EPYC, 2 cores, torch 2.13.0'."""
-    if device.type == 'cuda':
-        return f'{torch.cuda.get_device_name(device)}, torch {torch.__version__}'
-    return f'{_processor()}, {os.cpu_count()} cores, torch {torch.__version__}'
-
-
-def _processor() -> str:
-    info = Path('/proc/cpuinfo')
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.machine()
+    """Return the hardware and the version of torch, for example 'AMD EPYC, 2 cores, torch 2.13.0'."""
+    return f'{describe_hardware(device)}, torch {torch.__version__}'

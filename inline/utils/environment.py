@@ -25,7 +25,7 @@ def describe_environment(processes: int = 1) -> dict[str, str]:
     """Return commit, hardware, package versions and date for the record of a measurement."""
     return {
         'commit': describe_commit(),
-        'hardware': describe_hardware(processes),
+        'hardware': _describe_processes(processes),
         'versions': ', '.join(f'{package} {version(package)}' for package in PACKAGES),
         'date': date.today().isoformat(),
     }
@@ -46,11 +46,20 @@ def describe_commit() -> str:
     return f'{f"{commit}+" if commit else "not a git checkout"} (source {digest.hexdigest()[:12]})'
 
 
-def describe_hardware(processes: int = 1) -> str:
-    """Return the GPU model, or architecture and number of cores, with the number of processes."""
+def describe_hardware(device: torch.device) -> str:
+    """Return the model of a GPU, or of the CPU with its number of cores: 'AMD EPYC, 2 cores'."""
+    if device.type == 'cuda':
+        return torch.cuda.get_device_name(device)
+    info = Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return f'{names[0] if names else platform.machine()}, {os.cpu_count()} cores'
+
+
+def _describe_processes(processes: int) -> str:
     if torch.cuda.is_available():
-        return f'{processes} × {torch.cuda.get_device_name()}'
-    return f'{platform.machine()}, {os.cpu_count()} cores, no GPU, {processes} processes'
+        return f'{processes} × {describe_hardware(torch.device("cuda"))}'
+    return f'{describe_hardware(torch.device("cpu"))}, no GPU, {processes} processes'
 
 
 def _git(*arguments: str) -> str:

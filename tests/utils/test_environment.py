@@ -47,4 +47,14 @@ def test_environment_has_commit_hardware_versions_and_date() -> None:
     assert list(described) == ['commit', 'hardware', 'versions', 'date']
     assert re.fullmatch(r'\d{4}-\d\d-\d\d', described['date'])
     assert 'torch ' in described['versions']
-    assert '3' in described['hardware']
+
+
+@pytest.mark.parametrize(
+    ('has_gpu', 'expected'), [(True, '3 × a GPU'), (False, r'.+, \d+ cores, no GPU, 3 processes')]
+)
+def test_hardware_is_the_gpu_or_the_cpu(
+    has_gpu: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('torch.cuda.is_available', lambda: has_gpu)
+    monkeypatch.setattr('torch.cuda.get_device_name', lambda _: 'a GPU')
+    assert re.fullmatch(expected, environment.describe_environment(processes=3)['hardware'])
