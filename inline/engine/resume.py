@@ -129,13 +129,16 @@ def check_resumable(path: str) -> None:
 
 
 def read_state(path: str) -> dict[str, Any]:
-    """Read a checkpoint with training state; raise a :class:`UserError` if it is damaged or has none."""
+    """Read a checkpoint; raise a :class:`UserError` if it is damaged or has no training state.
+
+    Tensors of a zip file, the format of :func:`torch.save`, are on the meta device.
+    """
     if not Path(path).is_file():
         raise UserError(f'checkpoint {path!r} does not exist')
     if Path(path).stat().st_size == 0:
         raise UserError(f'checkpoint {path!r} is empty (0 bytes)')
-    _verify_checksums(path)
-    content = read_file(path)
+    # Verified tensors need not be loaded here: MMEngine loads them when the model exists.
+    content = read_file(path, 'meta' if _verify_checksums(path) else 'cpu')
     meta = content.get('meta') if isinstance(content, dict) else None
     if (
         not isinstance(meta, dict)
@@ -173,15 +176,15 @@ def _seed(path: str) -> int | None:
     return None if '://' in path else read_state(path)['meta'].get('seed')
 
 
-def _verify_checksums(path: str) -> None:
-    """Verify the checksums of a zip file: torch does not verify all of them."""
+def _verify_checksums(path: str) -> bool:
+    """Verify the checksums of a zip file, as torch does not verify all of them; False for other files."""
     with open(path, 'rb') as file:
         has_zip_header = file.read(4) == b'PK\x03\x04'
     try:
         if not zipfile.is_zipfile(path):
             if has_zip_header:
                 raise UserError(f'checkpoint {path!r} is damaged: its end is missing')
-            return
+            return False
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except UserError:
@@ -191,6 +194,7 @@ def _verify_checksums(path: str) -> None:
         raise UserError(f'checkpoint {path!r} is damaged: {str(error) or type(error).__name__}') from error
     if damaged is not None:
         raise UserError(f'checkpoint {path!r} is damaged: the checksum of {damaged!r} is wrong')
+    return True
 
 
 def _candidates(cfg: Config) -> Iterator[str]:

@@ -122,6 +122,19 @@ def test_any_truncation_and_any_wrong_byte_is_detected(tmp_path: Path) -> None:
             read_state(str(path))
 
 
+def test_tensors_are_not_loaded_to_choose_a_checkpoint(tmp_path: Path) -> None:
+    content = read_state(str(save(tmp_path, 10)))
+    assert content['meta']['iter'] == 10
+    assert all(weight.is_meta for weight in content['state_dict'].values())
+
+
+def test_truncated_tensors_are_detected_without_checksums(tmp_path: Path) -> None:
+    path = tmp_path / 'x.pth'
+    path.write_bytes(small_checkpoint(as_zip=False)[:-4])
+    with pytest.raises(UserError, match='damaged'):
+        read_state(str(path))
+
+
 def test_a_checkpoint_without_optimizer_state_is_an_error(tmp_path: Path) -> None:
     """The best checkpoint is saved without it: MMEngine would silently continue with a new optimizer."""
     content = torch.load(save(tmp_path, 10), weights_only=True)
