@@ -23,6 +23,7 @@ from inline.benchmark.figure5 import DEIT_TINY, softmax_deit_tiny
 from inline.benchmark.hardware import add_timing_flags, check_counts, choose_device
 from inline.benchmark.timing import Run, interquartile_range, make_inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+from inline.utils.arguments import check_choice
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 COLUMNS = ('what', 'ratio', 'spread', 'bound', 'required', 'repetitions', 'batch', 'threads', 'dtype',
@@ -232,9 +233,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     check_counts(args)
-    unknown = [name for name in args.what if name not in MEASUREMENTS]
-    if unknown:
-        raise UserError(f'unknown measurement {unknown[0]!r}: choose from {", ".join(MEASUREMENTS)}')
+    for name in args.what:
+        check_choice('unknown measurement', name, MEASUREMENTS)
     device = choose_device(args.device)
     if args.cpu_time and device.type == 'cuda':
         raise UserError('--cpu-time needs --device cpu')

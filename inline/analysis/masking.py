@@ -82,16 +82,13 @@ class Mask:
 
 
 @contextmanager
-def masked_attention(
-    layers: Sequence[Layer], mask: Mask, first_image: int, max_weights: int = MAX_WEIGHTS
-) -> Iterator[None]:
+def masked_attention(layers: Sequence[Layer], mask: Mask, first_image: int) -> Iterator[None]:
     """Run these layers with masked attention inside the context.
 
     Args:
         layers: Layers of a model.
         mask: Which keys to mask.
         first_image: Index of the first image of the batch, for the random keys.
-        max_weights: Attention weights to hold in memory at once.
     """
     try:
         for index, layer in enumerate(layers):
@@ -99,7 +96,7 @@ def masked_attention(
             first_seed = (mask.seed * 1_000_003 + index) * 10_000_019 + first_image
             # An instance attribute hides the method of the class until it is deleted.
             layer.mixer.attend = partial(  # type: ignore[method-assign]
-                attend_masked, layer, layer.mixer.attend, mask, first_seed, max_weights=max_weights
+                attend_masked, layer, layer.mixer.attend, mask, first_seed
             )
         yield
     finally:

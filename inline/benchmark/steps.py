@@ -17,6 +17,7 @@ from inline.engine.launch import build_runner
 from inline.utils.tables import align
 
 PHASES = ('data', 'forward', 'backward', 'optimizer', 'communication', 'hooks', 'rest')
+WARM_UP = 2
 
 
 class StopTraining(Exception):  # noqa: N818 (not an error: it leaves the training loop)
@@ -131,13 +132,13 @@ class EndOfHooks(Hook):
         self.timer.end_step(runner)
 
 
-def profile_steps(cfg: Config, steps: int, warm_up: int = 2) -> dict[str, float]:
+def profile_steps(cfg: Config, steps: int) -> dict[str, float]:
     """Return the median seconds of each of PHASES over a number of training steps."""
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     # Start from scratch: do not resume an earlier run, and do not delete its files.
     cfg.resume = False
     runner = build_runner(cfg)
-    timer = StepTimer(steps, warm_up)
+    timer = StepTimer(steps, WARM_UP)
     runner.register_hook(timer)
     runner.register_hook(EndOfHooks(timer))
     with suppress(StopTraining):

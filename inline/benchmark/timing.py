@@ -57,29 +57,25 @@ def interleave(
     runs: Mapping[str, Run],
     repetitions: int,
     device: torch.device,
-    warm_up: int = 1,
-    seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time several functions alternately: other load on the machine then affects all of them alike.
 
     Each repetition has a random order, because the predecessor of a function affects its cache hits.
+    One call of each function, to warm up, is not timed.
 
     Args:
         runs: Functions by name.
         repetitions: Number of timed calls of each function.
         device: Device that the functions use.
-        warm_up: Number of calls before timing starts.
-        seed: Seed of the order.
         clock: ``time.process_time`` excludes the time of other processes on a busy machine; use it only
             with one thread.
     """
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    order = random.Random(seed)
-    for _ in range(warm_up):
-        for name in names:
-            runs[name]()
+    order = random.Random(0)
+    for name in names:
+        runs[name]()
     for _ in range(repetitions):
         order.shuffle(names)
         for name in names:

@@ -21,6 +21,7 @@ from inline.checkpoints.sources import hub_name, locate_checkpoint
 from inline.models import InLineDeiT
 from inline.models.backbones.common import init_weights
 from inline.models.mixers.registry import MixersConfig
+from inline.utils.arguments import check_choice
 from inline.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if family not in FAMILIES:
-            raise UserError(f'unknown family {family!r}: choose one of {", ".join(FAMILIES)}')
+        check_choice('unknown family', family, FAMILIES)
         if features_only and num_classes:
             raise UserError(
                 f'num_classes {num_classes}: must be 0 with features_only, which has no classifier'

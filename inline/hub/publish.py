@@ -146,9 +146,9 @@ def backbone_arguments(meta: Mapping[str, Any], weights: StateDict) -> dict[str,
     return arguments if report.exact else None
 
 
-def find_metafile_entry(name: str, configs: Path = CONFIGS) -> dict[str, Any] | None:
+def find_metafile_entry(name: str) -> dict[str, Any] | None:
     """Return the metafile entry of a config, given by its name or by that of a released model."""
-    for path in sorted(configs.glob('*/metafile.yml')):
+    for path in sorted(CONFIGS.glob('*/metafile.yml')):
         for entry in yaml.safe_load(path.read_text())['Models']:
             if name in (entry['Name'], _released_name(entry['Name'])):
                 return dict(entry)

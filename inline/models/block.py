@@ -89,8 +89,6 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
-            raise UserError(f'drop path rate {rate}: must be at least 0 and below 1')
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:

@@ -113,7 +113,6 @@ def inline_attention_from_tokens(
     b_q: Tensor | None = None,
     *,
     num_heads: int,
-    scale: float | None = None,
 ) -> Tensor:
     """Compute InLine attention with the identity kernel without materialising queries and keys.
 
@@ -124,15 +123,13 @@ def inline_attention_from_tokens(
         w_k: Key weights (c, C). A key bias has no effect on the result.
         b_q: Query bias (c); None for none.
         num_heads: Number of heads that share the c channels.
-        scale: s; (c / heads)^(-1/2) if None.
 
     Returns:
         (B, N, c).
     """
     batch, _, channels = x.shape
     heads, dim = num_heads, v.shape[-1] // num_heads
-    scale = dim**-0.5 if scale is None else scale
-    cov, v_mean = covariance(x, v, scale)
+    cov, v_mean = covariance(x, v, dim**-0.5)
     with no_autocast(x.device):
         # The columns of all images side by side, so that each head needs one product.
         columns = cov.view(batch, channels, heads, dim).permute(2, 1, 0, 3).reshape(heads, channels, -1)
@@ -155,15 +152,13 @@ def inline_attention_from_tokens_naive(
     b_q: Tensor | None = None,
     *,
     num_heads: int,
-    scale: float | None = None,
 ) -> Tensor:
     """Naive reference of :func:`inline_attention_from_tokens` with queries, keys and N×N weights."""
     q, k, head_v = (
         tokens.unflatten(-1, (num_heads, -1)).transpose(1, 2)
         for tokens in (F.linear(x, w_q, b_q), F.linear(x, w_k), v)
     )
-    out = inline_attention_naive(q, k, head_v, scale=scale)
-    return out.transpose(1, 2).flatten(2)
+    return inline_attention_naive(q, k, head_v).transpose(1, 2).flatten(2)
 
 
 def covariance(

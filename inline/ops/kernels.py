@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.tokens import inverse_sqrt_count, masked_mean, zero_masked
-from inline.utils.errors import UserError
+from inline.utils.arguments import check_choice
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     'identity': lambda x: x,
@@ -25,16 +25,11 @@ EPSILON = 1e-6
 
 def apply_kernel(kernel: Kernel, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """Return φ(x) for x (B, …, N, d), zero where key_mask (B, N) is False."""
-    phi = KERNELS[check_kernel(kernel)] if isinstance(kernel, str) else kernel
+    if isinstance(kernel, str):
+        check_choice('unknown kernel', kernel, KERNELS)
+        kernel = KERNELS[kernel]
     # Masked before and after: φ(0) may not be 0, and the derivative of φ at NaN would make gradients NaN.
-    return zero_masked(phi(zero_masked(x, key_mask)), key_mask)
-
-
-def check_kernel(name: str) -> str:
-    """Return ``name`` if it is in :data:`KERNELS`, else raise."""
-    if name not in KERNELS:
-        raise UserError(f'unknown kernel {name!r}: choose one of {", ".join(KERNELS)}')
-    return name
+    return zero_masked(kernel(zero_masked(x, key_mask)), key_mask)
 
 
 def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ Query q gives key j the weight
 
     w_j = exp(s · q·k_j + b_j) / Σ_i exp(s · q·k_i + b_i)
 
-with s = d^(-1/2) by default, and an optional bias b for relative positions or masked pairs.
+with s = d^(-1/2), and an optional bias b for relative positions or masked pairs.
 
 Reference: Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser, Polosukhin, "Attention Is All You Need",
 NeurIPS 2017, arXiv 1706.03762.
@@ -22,7 +22,6 @@ def softmax_attention(
     k: Tensor,
     v: Tensor,
     *,
-    scale: float | None = None,
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -32,7 +31,6 @@ def softmax_attention(
         q: Queries (B, heads, M, d).
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
-        scale: s; d^(-1/2) if None.
         key_mask: (B, N), True for the keys that take part; None for all.
         bias: Added to the scores; broadcasts to (B, heads, M, N). −∞ masks a pair.
 
@@ -44,7 +42,7 @@ def softmax_attention(
         allowed = key_mask[:, None, None, :]
         mask = allowed if bias is None else torch.where(allowed, bias, float('-inf'))
     k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def softmax_attention_naive(
@@ -52,12 +50,11 @@ def softmax_attention_naive(
     k: Tensor,
     v: Tensor,
     *,
-    scale: float | None = None,
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Naive reference of :func:`softmax_attention` with explicit M×N weights."""
-    weights = softmax_attention_weights(q, k, scale=scale, key_mask=key_mask, bias=bias)
+    weights = softmax_attention_weights(q, k, key_mask=key_mask, bias=bias)
     return weights @ zero_masked(v, key_mask)
 
 
@@ -65,13 +62,11 @@ def softmax_attention_weights(
     q: Tensor,
     k: Tensor,
     *,
-    scale: float | None = None,
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Return the weight of every key for every query, (B, heads, M, N); a masked key has weight 0."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = scale * q @ zero_masked(k, key_mask).transpose(-2, -1)
+    scores = q.shape[-1] ** -0.5 * q @ zero_masked(k, key_mask).transpose(-2, -1)
     if bias is not None:
         scores = scores + bias
     if key_mask is not None:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from inline.engine.logs import read_scalars, training_minutes
 from inline.reproduce.provenance import PROVENANCE, ROOT, merge_columns
 from inline.reproduce.runs import Run
+from inline.utils.arguments import check_choice
 from inline.utils.errors import UserError
 from inline.utils.tables import format_mean_std, write_csv
 
@@ -123,8 +124,7 @@ def format_seeds(values: Sequence[float]) -> str:
 
 def find_ablation(name: str) -> Ablation:
     name = ALIASES.get(name, name)
-    if name not in ABLATIONS:
-        raise UserError(f'unknown table {name!r}: choose one of {", ".join(ABLATIONS)}')
+    check_choice('unknown table', name, ABLATIONS)
     return ABLATIONS[name]
 
 

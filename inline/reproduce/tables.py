@@ -14,6 +14,7 @@ from pathlib import Path
 from inline.checkpoints.official import OFFICIAL
 from inline.engine.config import load_config, starting_checkpoints
 from inline.reproduce.provenance import ROOT
+from inline.utils.arguments import check_choice
 from inline.utils.errors import UserError
 
 PAPER = ROOT / 'results' / 'paper'
@@ -158,8 +159,7 @@ TABLES = {
 
 
 def find_table(name: str) -> Table:
-    if name not in TABLES:
-        raise UserError(f'unknown table {name!r}: choose one of {", ".join(TABLES)}')
+    check_choice('unknown table', name, TABLES)
     return TABLES[name]
 
 

@@ -14,7 +14,7 @@ from tests.models.families import build
 def test_runs_are_interleaved_in_random_order() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in 'abc'}
-    timings = interleave(runs, repetitions=6, device=CPU, warm_up=1)
+    timings = interleave(runs, repetitions=6, device=CPU)
     rounds = [calls[i : i + 3] for i in range(0, len(calls), 3)]
     assert len(rounds) == 7
     assert all(sorted(calls) == ['a', 'b', 'c'] for calls in rounds)

@@ -35,9 +35,6 @@ time.sleep(300)
 """
 
 
-ONE_MACHINE = ('--nproc_per_node=2', '--rdzv_endpoint=127.0.0.1:0', '--rdzv_conf=is_host=1')
-
-
 class Launched:
     """An agent in a forked process, with two workers unless `flags` say otherwise."""
 
