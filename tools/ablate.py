@@ -81,7 +81,7 @@ def ablate(args: argparse.Namespace) -> None:
     default_parallel = 1 if torch.cuda.is_available() or args.nproc > 1 else os.cpu_count() or 1
     run_all(list(runs.values()), args.side_by_side or default_parallel)
     outcomes = ablations.collect_outcomes(runs)
-    summaries = ablations.summarise(titles, outcomes)
+    summaries = ablations.summarize(titles, outcomes)
     table = markdown_table(ablations.table_rows(summaries))
     ablations.write_outcomes(outcomes, out / 'results.csv')
     ablations.write_summaries(summaries, out / 'table.csv')

@@ -20,9 +20,9 @@ from inline.analysis.maps import LayerMaps, Pixel
 from inline.utils.tables import Cell
 
 # One colour per model.
-COLOURS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7f6000', '#d6519b')
-GREY = '#777777'
-LENGTH_COLOURS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
+COLORS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7f6000', '#d6519b')
+GRAY = '#777777'
+LENGTH_COLORS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
 DPI = 160
 # Panels per row.
 MAX_COLUMNS = 3
@@ -51,9 +51,9 @@ def draw_illustration(example: CollinearQueries, path: Path) -> None:
         keys = np.arange(len(example.keys))
         for panel, (name, weights) in zip(panels, example.weights.items(), strict=True):
             panel.sharey(panels[0])
-            for i, (length, colour) in enumerate(zip(QUERY_LENGTHS, LENGTH_COLOURS, strict=True)):
-                panel.bar(keys + 0.2 * (i - 1.5), weights[i], 0.18, color=colour, label=f'{length:g}')
-            panel.axhline(0, color=GREY, linewidth=0.8)
+            for i, (length, color) in enumerate(zip(QUERY_LENGTHS, LENGTH_COLORS, strict=True)):
+                panel.bar(keys + 0.2 * (i - 1.5), weights[i], 0.18, color=color, label=f'{length:g}')
+            panel.axhline(0, color=GRAY, linewidth=0.8)
             panel.set_xticks(keys, [f'$k_{key + 1}$' for key in keys])
             panel.grid(visible=False, axis='x')
             panel.set(title=name, xlabel='key', ylabel='attention weight')
@@ -61,13 +61,13 @@ def draw_illustration(example: CollinearQueries, path: Path) -> None:
 
 
 def _draw_vectors(axes: Any, example: CollinearQueries) -> None:
-    for (x, y), length, colour in zip(
-        reversed(example.queries.tolist()), reversed(QUERY_LENGTHS), reversed(LENGTH_COLOURS), strict=True
+    for (x, y), length, color in zip(
+        reversed(example.queries.tolist()), reversed(QUERY_LENGTHS), reversed(LENGTH_COLORS), strict=True
     ):
-        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': colour, 'linewidth': 2.2})
-        axes.text(x + 0.02, y - 0.1, f'$q_{length:g}$', color=colour, ha='left', va='top')
+        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': color, 'linewidth': 2.2})
+        axes.text(x + 0.02, y - 0.1, f'$q_{length:g}$', color=color, ha='left', va='top')
     for i, (x, y) in enumerate(example.keys.tolist()):
-        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': GREY, 'linewidth': 1.2})
+        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': GRAY, 'linewidth': 1.2})
         axes.text(1.25 * x, 1.25 * y, f'$k_{i + 1}$', color='black', ha='center', va='center')
     axes.set(xlim=(-1.5, 3.6), ylim=(-1.5, 3), aspect='equal')
     axes.set(title='queries and keys', xlabel='first channel', ylabel='second channel')
@@ -88,7 +88,7 @@ def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path:
         for i, (label, total) in enumerate(totals.items()):
             axes = figure.add_subplot(grid[divmod(i, columns)], sharex=first, sharey=first)
             first = first or axes
-            axes.hist(total, bins=bins, color=COLOURS[i % len(COLOURS)])
+            axes.hist(total, bins=bins, color=COLORS[i % len(COLORS)])
             _format_pair_axis(axes)
             axes.set_xlim(bins[0], bins[-1])
             axes.set_title(f'{label}\nmean: {total.mean():,.1f}', fontsize=10)
@@ -156,7 +156,7 @@ def _label_heads(axes: Any, heads: Mapping[str, int]) -> None:
     axes.set_yticks(ends - np.array(list(heads.values())) / 2, list(heads))
     axes.tick_params(axis='y', length=0)
     for end in ends[:-1]:
-        axes.axhline(end, color=GREY, linewidth=0.6)
+        axes.axhline(end, color=GRAY, linewidth=0.6)
     axes.set_ylim(ends[-1], 0)
     axes.set_ylabel(f'{_layer_label(heads)}, a row for each head')
 
@@ -175,7 +175,7 @@ def draw_locality(measured: Mapping[str, Shares], path: Path) -> None:
         if _are_equal(list(chances.values())):
             # Layers with spatial reduction are gaps in the curve: draw the curve with the fewest.
             complete = min(chances.values(), key=lambda chance: np.isnan(chance).sum())
-            _plot(axes, complete, 0, label='chance: equal weights', color=GREY, **dotted)
+            _plot(axes, complete, 0, label='chance: equal weights', color=GRAY, **dotted)
         else:
             for i, (label, chance) in enumerate(chances.items()):
                 _plot(axes, chance, i, label=f'{label}: chance', **dotted)
@@ -200,8 +200,8 @@ def draw_masking(rows: Sequence[Sequence[Cell]], path: Path) -> None:
         axes.set_ylabel('top-1 accuracy (%)')
         axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
         # Legend entries of the line styles.
-        axes.plot([], color=GREY, label='keys near the query')
-        axes.plot([], color=GREY, linestyle='--', label='random keys')
+        axes.plot([], color=GRAY, label='keys near the query')
+        axes.plot([], color=GRAY, linestyle='--', label='random keys')
         figure.legend(loc='outside upper center', ncols=2)
 
 
@@ -266,15 +266,15 @@ def _show_weights(
     axes.set(xlim=(0, image.shape[1]), ylim=(image.shape[0], 0))
 
 
-def _show_grid(axes: Any, grid: NDArray[np.float64], centre: float, extent: Any, label: str) -> None:
-    scale = max(float(np.nanmax(np.abs(grid - centre))), 1e-6)
-    shown = axes.imshow(grid, cmap='RdBu_r', vmin=centre - scale, vmax=centre + scale, extent=extent)
+def _show_grid(axes: Any, grid: NDArray[np.float64], center: float, extent: Any, label: str) -> None:
+    scale = max(float(np.nanmax(np.abs(grid - center))), 1e-6)
+    shown = axes.imshow(grid, cmap='RdBu_r', vmin=center - scale, vmax=center + scale, extent=extent)
     bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.9, aspect=20, pad=0.03)
     bar.ax.tick_params(labelsize=8)
     bar.set_label(label, fontsize=8)
     # Both ends and the centre, which is white. Two significant digits; fewer ticks if the labels are long.
     decimals = max(1 - int(np.floor(np.log10(scale))), 0)
-    ticks = np.linspace(centre - scale, centre + scale, 5 if decimals < 3 else 3)
+    ticks = np.linspace(center - scale, center + scale, 5 if decimals < 3 else 3)
     # Adding 0 turns −0 into 0.
     bar.set_ticks(ticks, labels=[f'{np.round(tick, decimals) + 0:.{decimals}f}' for tick in ticks])
 
@@ -289,8 +289,8 @@ def _new_figure(path: Path, width: float, height: float, **style: Any) -> Iterat
 
 
 def _plot(axes: Any, values: Any, index: int, **style: Any) -> None:
-    colour = COLOURS[index % len(COLOURS)]
-    axes.plot(values, **{'color': colour, 'marker': 'o', 'markersize': 4, 'linewidth': 1.8, **style})
+    color = COLORS[index % len(COLORS)]
+    axes.plot(values, **{'color': color, 'marker': 'o', 'markersize': 4, 'linewidth': 1.8, **style})
 
 
 def _label_layers(axes: Any, keys: Sequence[list[str]]) -> None:

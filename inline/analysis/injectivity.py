@@ -62,8 +62,8 @@ def close_pairs(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
     whose result could be changed by rounding are recomputed from the differences.
     """
     # Centring shortens the rows and thereby reduces the rounding error.
-    centre = a.mean(dim=1, keepdim=True)
-    a, b = a - centre, b - centre
+    center = a.mean(dim=1, keepdim=True)
+    a, b = a - center, b - center
     a_norm, b_norm = a.norm(dim=-1)[:, :, None], b.norm(dim=-1)[:, None, :]
     squared = a_norm**2 + b_norm**2 - 2 * (a @ b.transpose(1, 2))
     error_bound = 4 * a.shape[-1] * torch.finfo(a.dtype).eps * (a_norm + b_norm) ** 2

@@ -110,7 +110,7 @@ def map_positions(inputs: AttentionInputs) -> Tensor:
     return torch.cat([on_map.new_full((on_map.shape[0], prefix), NO_POSITION), on_map], dim=1)
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """The side × side neighbours of each token in row-major order, each (b, n, side²).
 
     Args:
@@ -124,7 +124,7 @@ class Neighbours(NamedTuple):
     is_adjacent: Tensor
 
 
-def find_neighbours(inputs: AttentionInputs, side: int) -> Neighbours:
+def find_neighbors(inputs: AttentionInputs, side: int) -> Neighbors:
     (height, width), (rows, columns) = inputs.windows.hw, inputs.windows.window
     positions = map_positions(inputs)[..., None]
     prefix = positions.shape[1] - rows * columns
@@ -134,14 +134,14 @@ def find_neighbours(inputs: AttentionInputs, side: int) -> Neighbours:
     y, x = token // columns + down, token % columns + right
     inside = (token >= 0) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
     index = torch.where(inside, prefix + y * columns + x, 0)
-    neighbour_positions = positions.squeeze(-1)[:, index]
-    in_window = inside & (neighbour_positions != NO_POSITION)
+    neighbor_positions = positions.squeeze(-1)[:, index]
+    in_window = inside & (neighbor_positions != NO_POSITION)
     map_y, map_x = positions // width + down, positions % width + right
     inside_map = (map_y >= 0) & (map_y < height) & (map_x >= 0) & (map_x < width)
-    is_adjacent = in_window & inside_map & (neighbour_positions == map_y * width + map_x)
+    is_adjacent = in_window & inside_map & (neighbor_positions == map_y * width + map_x)
     is_adjacent &= positions != NO_POSITION
     per_image = (index.expand_as(is_adjacent), in_window, is_adjacent)
-    return Neighbours(*(t.repeat(count_images(inputs), 1, 1) for t in per_image))
+    return Neighbors(*(t.repeat(count_images(inputs), 1, 1) for t in per_image))
 
 
 def attended_keys(inputs: AttentionInputs, weights: Tensor, queries: slice) -> Tensor:

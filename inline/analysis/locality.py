@@ -17,10 +17,10 @@ from torch import Tensor
 
 from inline.analysis.layers import (
     MAX_WEIGHTS,
-    Neighbours,
+    Neighbors,
     attended_keys,
     count_images,
-    find_neighbours,
+    find_neighbors,
     has_spatial_reduction,
     query_chunks,
 )
@@ -69,15 +69,15 @@ def compute_locality(
 ) -> Locality:
     kernels = local_kernels(mixer, inputs)
     images = count_images(inputs)
-    neighbours = find_neighbours(inputs, KERNEL_SIZE)
+    neighbors = find_neighbors(inputs, KERNEL_SIZE)
     # The memory per query is that of its keys, or of nine neighbours per channel if these are more.
     widest = max(inputs.k.shape[1], KERNEL_SIZE**2 * inputs.q.shape[-1] // inputs.num_heads)
     sums = [
-        _sum_shares(mixer.weights(inputs, rows), inputs, rows, neighbours, kernels)
+        _sum_shares(mixer.weights(inputs, rows), inputs, rows, neighbors, kernels)
         for rows in query_chunks(inputs, max_weights * inputs.k.shape[1] // widest)
     ]
     # Queries on the map have at least themselves as a neighbour; prefix tokens and padding are excluded.
-    queries = neighbours.is_adjacent.any(dim=-1).sum(dim=1).unflatten(0, (images, -1)).sum(dim=1)
+    queries = neighbors.is_adjacent.any(dim=-1).sum(dim=1).unflatten(0, (images, -1)).sum(dim=1)
     attention, with_terms, chance = (
         torch.stack(chunk_sums).sum(dim=0).unflatten(0, (images, -1)).sum(dim=1) / queries
         for chunk_sums in zip(*sums, strict=True)
@@ -111,7 +111,7 @@ def _sum_shares(
     weights: Tensor,
     inputs: AttentionInputs,
     rows: slice,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     kernels: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the three shares of :class:`Locality`, summed over the queries of a chunk, each (b,).
@@ -120,10 +120,10 @@ def _sum_shares(
         weights: Attention weights of the chunk (b, heads, M, N).
         inputs: The inputs of the layer.
         rows: The queries of the chunk.
-        neighbours: The 3×3 neighbours of all queries.
+        neighbors: The 3×3 neighbours of all queries.
         kernels: Local terms (b, c, 9).
     """
-    index, in_window, is_adjacent = (t[:, rows] for t in neighbours)
+    index, in_window, is_adjacent = (t[:, rows] for t in neighbors)
     on_map = is_adjacent.any(dim=-1)
     near_weights = weights.gather(3, index[:, None].expand(-1, weights.shape[1], -1, -1))
     total = weights.abs().sum(dim=-1)

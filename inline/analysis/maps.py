@@ -42,12 +42,12 @@ class TokenResidual:
     """Contribution of the local residual to one token, as L2 norms over the channels of the chosen heads.
 
     Args:
-        neighbours: Norm of the contribution of each neighbour, ‖r_t ∘ v_t‖ (3, 3); NaN where missing.
+        neighbors: Norm of the contribution of each neighbour, ‖r_t ∘ v_t‖ (3, 3); NaN where missing.
         residual: Norm of the sum of all contributions.
         attention: Norm of the attention output of the token.
     """
 
-    neighbours: Tensor
+    neighbors: Tensor
     residual: float
     attention: float
 
@@ -106,7 +106,7 @@ def token_residual(
         if kernels is None:
             return None
         window, row = _find_row(inputs, position)
-        terms = _neighbour_values(inputs, window, row) * kernels[window].T.unflatten(0, (3, 3))
+        terms = _neighbor_values(inputs, window, row) * kernels[window].T.unflatten(0, (3, 3))
         local_terms.append(terms.unflatten(-1, (inputs.num_heads, -1))[:, :, heads].flatten(2))
         output = layer.mixer.attend(inputs)[window, row]
         attention_terms.append(output.unflatten(0, (inputs.num_heads, -1))[heads].flatten())
@@ -185,7 +185,7 @@ def _residual_kernel(
     return torch.cat(kernels).double().mean(dim=0).view(3, 3).cpu() if kernels else None
 
 
-def _neighbour_values(inputs: AttentionInputs, window: int, row: int) -> Tensor:
+def _neighbor_values(inputs: AttentionInputs, window: int, row: int) -> Tensor:
     """Return the values of a token's nine neighbours (3, 3, c); NaN outside the window and on padding."""
     height, width = inputs.hw
     prefix = inputs.v.shape[1] - height * width

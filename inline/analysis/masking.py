@@ -24,7 +24,7 @@ from inline.analysis.layers import (
     Layer,
     attended_keys,
     count_images,
-    find_neighbours,
+    find_neighbors,
     has_spatial_reduction,
     map_positions,
     query_chunks,
@@ -34,10 +34,10 @@ from inline.models.mixers.base import AttentionInputs
 from inline.ops.tokens import zero_masked
 from inline.utils.errors import UserError
 
-Renormalise = Callable[[Tensor, Tensor, Tensor], Tensor]
+Renormalize = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def renormalise_by_division(weights: Tensor, attended: Tensor, kept: Tensor) -> Tensor:  # noqa: ARG001 (shared)
+def renormalize_by_division(weights: Tensor, attended: Tensor, kept: Tensor) -> Tensor:  # noqa: ARG001 (shared)
     """Return the weights (b, heads, M, N) without masked keys.
 
     Args:
@@ -50,18 +50,18 @@ def renormalise_by_division(weights: Tensor, attended: Tensor, kept: Tensor) -> 
     return torch.where(total != 0, rest / total, 0)
 
 
-def renormalise_by_subtraction(weights: Tensor, attended: Tensor, kept: Tensor) -> Tensor:
-    """Return the weights without masked keys, with the arguments of :func:`renormalise_by_division`."""
+def renormalize_by_subtraction(weights: Tensor, attended: Tensor, kept: Tensor) -> Tensor:
+    """Return the weights without masked keys, with the arguments of :func:`renormalize_by_division`."""
     before = attended.sum(dim=-1)[:, None, :, None]
     after = kept.sum(dim=-1)[:, None, :, None].clamp(min=1)
     mean = (weights * kept[:, None]).sum(dim=-1, keepdim=True) / after
     return (before * (weights - mean) + 1) / after * kept[:, None]
 
 
-# By `normalisation` of a mixer.
-RENORMALISE: dict[str, Renormalise] = {
-    'division': renormalise_by_division,
-    'subtraction': renormalise_by_subtraction,
+# By `normalization` of a mixer.
+RENORMALIZE: dict[str, Renormalize] = {
+    'division': renormalize_by_division,
+    'subtraction': renormalize_by_subtraction,
 }
 
 
@@ -107,7 +107,7 @@ def masked_attention(layers: Sequence[Layer], mask: Mask, first_image: int) -> I
 def check_maskable(layers: Sequence[Layer]) -> None:
     """Raise a UserError if masking is not defined for the normalisation of a layer."""
     for layer in layers:
-        _find_renormalise(layer)
+        _find_renormalize(layer)
 
 
 def attend_masked(
@@ -127,9 +127,9 @@ def attend_masked(
             f'{layer.name} has {inputs.k.shape[1]} keys for {inputs.q.shape[1]} queries (spatial reduction), '
             'so keys have no distance to a query: select layers without it by --layers'
         )
-    renormalise = _find_renormalise(layer)
+    renormalize = _find_renormalize(layer)
     images = count_images(inputs)
-    index, _, is_adjacent = find_neighbours(inputs, mask.side)
+    index, _, is_adjacent = find_neighbors(inputs, mask.side)
     on_map = (map_positions(inputs) != NO_POSITION).repeat(images, 1)
     v = split_heads(zero_masked(inputs.v, inputs.key_mask), inputs.num_heads)
     generators = [torch.Generator().manual_seed(first_seed + i) for i in range(images)]
@@ -140,7 +140,7 @@ def attend_masked(
         masked = _index_to_mask(index[:, rows], is_adjacent[:, rows], attended)
         if mask.random:
             masked = sample_keys(masked.sum(dim=-1), attended & on_map[:, None], generators)
-        changes.append((renormalise(weights, attended, attended & ~masked) - weights) @ v)
+        changes.append((renormalize(weights, attended, attended & ~masked) - weights) @ v)
     return attend(inputs) + merge_heads(torch.cat(changes, dim=2))
 
 
@@ -163,11 +163,11 @@ def _index_to_mask(index: Tensor, is_used: Tensor, like: Tensor) -> Tensor:
     return counts.scatter_add(2, index, is_used.to(torch.uint8)).bool()
 
 
-def _find_renormalise(layer: Layer) -> Renormalise:
-    normalisation = layer.mixer.normalisation
-    if normalisation is None:
+def _find_renormalize(layer: Layer) -> Renormalize:
+    normalization = layer.mixer.normalization
+    if normalization is None:
         raise UserError(
             f'{layer.name} is a {type(layer.mixer).__name__}: masking is only defined for weights that are '
-            f'normalised by {" or ".join(RENORMALISE)}'
+            f'normalised by {" or ".join(RENORMALIZE)}'
         )
-    return RENORMALISE[normalisation]
+    return RENORMALIZE[normalization]

@@ -26,7 +26,7 @@ from inline.utils.tables import format_mean_std, write_csv
 COLUMNS = ('task', 'mixer', 'seed', 'steps', 'accuracy', 'chance', 'best', 'config', 'settings')
 QUESTIONS = {'length': 'How long is the query?', 'neighbour': 'What is to the right of a token?'}
 # By prefix of the row's name; the empty prefix matches all other mixers.
-COLOURS = {'InLine': '#2f7de1', 'Linear': '#e2711d', '': '#7b8794'}
+COLORS = {'InLine': '#2f7de1', 'Linear': '#e2711d', '': '#7b8794'}
 GROUPS = {'InLine': 'InLine', 'Linear': 'plain linear attention', '': 'softmax and other linear attentions'}
 
 
@@ -134,7 +134,7 @@ def _read_lines(path: Path) -> list[dict[str, str]]:
     return lines
 
 
-def summarise(scores: dict[ProbeRun, Score]) -> dict[tuple[str, str], Accuracy]:
+def summarize(scores: dict[ProbeRun, Score]) -> dict[tuple[str, str], Accuracy]:
     """Return the accuracy over seeds by mixer and task."""
     accuracies: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run, score in scores.items():
@@ -146,7 +146,7 @@ def summarise(scores: dict[ProbeRun, Score]) -> dict[tuple[str, str], Accuracy]:
 
 def table_rows(scores: dict[ProbeRun, Score], tasks: Sequence[str], mixers: Sequence[str]) -> list[list[str]]:
     """Return a header, the rows for chance and best possible, and one row per mixer."""
-    accuracies = summarise(scores)
+    accuracies = summarize(scores)
     return [
         ['mixer', *(f'{task} (%)' for task in tasks)],
         ['chance', *(f'{100 * PROBES[task].chance:.1f}' for task in tasks)],
@@ -159,14 +159,14 @@ def draw_probes(
     scores: dict[ProbeRun, Score], tasks: Sequence[str], mixers: Sequence[str], path: Path
 ) -> None:
     """Draw one bar per mixer, with one panel per task."""
-    accuracies = summarise(scores)
+    accuracies = summarize(scores)
     figure = Figure(figsize=(2.2 + 3.4 * len(tasks), 1.5 + 0.24 * len(mixers)), layout='constrained')
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):
         _draw_panel(axes, task, {mixer: accuracies[mixer, task] for mixer in mixers})
     panels[0].set_ylabel('mixer')
     present = dict.fromkeys(_group(mixer) for mixer in mixers)
-    handles = [Patch(color=COLOURS[group], label=GROUPS[group]) for group in present]
+    handles = [Patch(color=COLORS[group], label=GROUPS[group]) for group in present]
     figure.legend(handles=[*handles, *panels[0].get_legend_handles_labels()[0]], loc='outside lower center',
                   ncols=3, frameon=False, fontsize=8)  # fmt: skip
     figure.savefig(path, dpi=150)
@@ -174,8 +174,8 @@ def draw_probes(
 
 def _draw_panel(axes: Axes, task: str, accuracies: dict[str, Accuracy]) -> None:
     positions = _bar_positions(list(accuracies))
-    colours = [COLOURS[_group(mixer)] for mixer in accuracies]
-    axes.barh(positions, [accuracy for accuracy, _ in accuracies.values()], color=colours, height=0.72)
+    colors = [COLORS[_group(mixer)] for mixer in accuracies]
+    axes.barh(positions, [accuracy for accuracy, _ in accuracies.values()], color=colors, height=0.72)
     for position, (accuracy, std) in zip(positions, accuracies.values(), strict=True):
         if std:
             axes.errorbar(accuracy, position, xerr=std, color='black', linewidth=0.9, capsize=2)
@@ -203,4 +203,4 @@ def _bar_positions(mixers: Sequence[str]) -> list[float]:
 
 
 def _group(mixer: str) -> str:
-    return next(group for group in COLOURS if mixer.startswith(group))
+    return next(group for group in COLORS if mixer.startswith(group))

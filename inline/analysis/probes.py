@@ -160,7 +160,7 @@ class LengthProbe(Probe):
         return _scale(directions.repeat(classes, 1, 1), labels), labels
 
 
-class NeighbourProbe(Probe):
+class NeighborProbe(Probe):
     """Classify the token to the right."""
 
     chance = (SETTINGS.tokens / SETTINGS.classes) / (SETTINGS.tokens - 1)
@@ -179,10 +179,10 @@ class NeighbourProbe(Probe):
         """Return maps (count, N) that contain every class equally often, in random order."""
         order = torch.rand(count, SETTINGS.tokens, generator=generator).argsort(dim=1)
         classes = order % SETTINGS.classes
-        return classes, right_neighbours(classes, SETTINGS.hw)
+        return classes, right_neighbors(classes, SETTINGS.hw)
 
 
-def right_neighbours(classes: Tensor, hw: tuple[int, int]) -> Tensor:
+def right_neighbors(classes: Tensor, hw: tuple[int, int]) -> Tensor:
     """Return the class to the right of each token of maps (B, H·W); IGNORED in the last column."""
     return F.pad(classes.unflatten(1, hw)[:, :, 1:], (0, 1), value=IGNORED).flatten(1)
 
@@ -197,9 +197,9 @@ def _scale(directions: Tensor, labels: Tensor) -> Tensor:
     return directions * torch.tensor(SETTINGS.lengths)[labels][..., None]
 
 
-PROBES: dict[str, type[LengthProbe] | type[NeighbourProbe]] = {
+PROBES: dict[str, type[LengthProbe] | type[NeighborProbe]] = {
     'length': LengthProbe,
-    'neighbour': NeighbourProbe,
+    'neighbour': NeighborProbe,
 }
 
 

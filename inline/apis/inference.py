@@ -26,7 +26,7 @@ from inline.apis.results import Prediction, Predictions, PredictionStream, count
 from inline.apis.tiling import Tiling, segment, segment_tiles
 from inline.checkpoints import trust_checkpoints
 from inline.openmmlab.patches import apply_patches
-from inline.utils.arguments import check_positive, check_range
+from inline.utils.arguments import check_positive, check_range, check_type
 from inline.utils.errors import TooSmallError, UnreadableError, UserError, first_line
 
 
@@ -182,10 +182,7 @@ class Selection:
         if self.score_thr is not None:
             check_type('score_thr', self.score_thr, float)
             check_range('score_thr', self.score_thr, 0, 1)
-        if self.top_k is not None:
-            check_type('top_k', self.top_k, int)
-            if self.top_k < 1:
-                raise UserError(f'top_k {self.top_k}: must be at least 1')
+        check_positive('top_k', self.top_k)
 
     def __call__(self, sample: BaseDataElement) -> BaseDataElement:
         if 'pred_instances' not in sample:

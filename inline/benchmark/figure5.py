@@ -28,7 +28,7 @@ WINDOWS = (7, 14, 28, 56)
 RESOLUTIONS = (224, 384, 512, 640, 768, 1024)
 # Sizes by their letter in the paper.
 ARCHS = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
-COLOURS = {'InLine': '#2f7de1', 'softmax': '#e2711d'}
+COLORS = {'InLine': '#2f7de1', 'softmax': '#e2711d'}
 
 
 # The published softmax models have heads of 64 channels, InLine has heads of 32.
@@ -190,14 +190,14 @@ def _draw_accuracies(axis: Axes, points: list[Point]) -> None:
     all_skipped = set()
     for family, attention in sorted({(point.family, point.attention) for point in points}):
         line = [point for point in points if (point.family, point.attention) == (family, attention)]
-        colour = COLOURS[attention]
+        color = COLORS[attention]
         xs = [point.milliseconds for point in line]
         ys = [math.nan if point.top1 is None else point.top1 for point in line]
-        axis.plot(xs, ys, FAMILIES[family].marker, color=colour, label=f'{family}, {attention}')
+        axis.plot(xs, ys, FAMILIES[family].marker, color=color, label=f'{family}, {attention}')
         for i, (point, following) in enumerate(pairwise(line)):
             skipped = skipped_sizes(point, following)
             all_skipped.update(skipped)
-            axis.plot(xs[i : i + 2], ys[i : i + 2], ':' if skipped else '-', color=colour)
+            axis.plot(xs[i : i + 2], ys[i : i + 2], ':' if skipped else '-', color=color)
     note = f'dotted: no published\naccuracy of {", ".join(sorted(all_skipped))}' if all_skipped else None
     axis.legend(title=note, title_fontsize=8, alignment='left', loc='lower right')
 
@@ -209,8 +209,8 @@ def skipped_sizes(first: Point, second: Point) -> list[str]:
 
 
 def _draw_times(axis: Axes, points: list[Point]) -> None:
-    for attention, colour in COLOURS.items():
+    for attention, color in COLORS.items():
         line = [point for point in points if point.attention == attention]
         xs, ys = [float(point.setting) for point in line], [point.milliseconds for point in line]
-        axis.plot(xs, ys, marker='o', color=colour, label=attention)
+        axis.plot(xs, ys, marker='o', color=color, label=attention)
     axis.legend()

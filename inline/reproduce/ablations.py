@@ -18,7 +18,7 @@ METRIC = 'accuracy/top1'
 DATASETS = {'digits': 'digits', 'imagenet': 'in1k'}
 # Earlier names, still accepted on the command line.
 ALIASES = {'parts': 'components', 'rivals': 'baselines'}
-_BAR_COLOUR, _DOT_COLOUR = '#9dc3f2', '#1b4f8f'
+_BAR_COLOR, _DOT_COLOR = '#9dc3f2', '#1b4f8f'
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _BASELINES = {
     'inline': 'InLine',
 }
 _KERNELS = {
-    f'{kernel}{suffix}': f'{title}, {normalisation}'
+    f'{kernel}{suffix}': f'{title}, {normalization}'
     for kernel, title in (
         ('identity', 'identity'),
         ('relu', 'relu'),
@@ -66,7 +66,7 @@ _KERNELS = {
         ('affine-relu', 'relu(Ax + b)'),
         ('exp', 'exp'),
     )
-    for suffix, normalisation in (('', 'divided'), ('_injective', 'injective'))
+    for suffix, normalization in (('', 'divided'), ('_injective', 'injective'))
 }
 # Window sizes on the first feature map, which is 16×16 tokens on digits and 56×56 at 224 pixels.
 _WINDOWS = {
@@ -166,7 +166,7 @@ def collect_outcomes(runs: Mapping[tuple[str, int], Run]) -> list[Outcome]:
     return outcomes
 
 
-def summarise(titles: Mapping[str, str], outcomes: Sequence[Outcome]) -> list[Summary]:
+def summarize(titles: Mapping[str, str], outcomes: Sequence[Outcome]) -> list[Summary]:
     """Return the rows in the order of the table."""
     summaries = []
     for row, title in titles.items():
@@ -213,8 +213,8 @@ def draw_summaries(summaries: Sequence[Summary], title: str, out: Path) -> None:
     figure = Figure(figsize=(7, 1.2 + 0.38 * len(summaries)), layout='constrained')
     axes = figure.add_subplot()
     for y, summary in enumerate(summaries):
-        axes.barh(y, summary.mean, color=_BAR_COLOUR, height=0.7)
-        axes.plot(summary.accuracies, [y] * len(summary.accuracies), 'o', color=_DOT_COLOUR, markersize=4)
+        axes.barh(y, summary.mean, color=_BAR_COLOR, height=0.7)
+        axes.plot(summary.accuracies, [y] * len(summary.accuracies), 'o', color=_DOT_COLOR, markersize=4)
         axes.annotate(
             format_seeds(summary.accuracies),
             (max(summary.accuracies), y),

@@ -122,8 +122,11 @@ def check_range(name: str, value: float, low: float, high: float, alternatives: 
 
 
 def check_positive(name: str, value: int | None) -> None:
-    """Raise a :class:`UserError` unless value >= 1; None, for an option that was not given, is accepted."""
-    if value is not None and value < 1:
+    """Raise a :class:`UserError` unless `value` is an integer >= 1, or None for an option that was not given."""
+    if value is None:
+        return
+    check_type(name, value, int)
+    if value < 1:
         raise UserError(f'{name} {value}: must be at least 1')
 
 

@@ -122,8 +122,8 @@ def draw_label_map(
     """
     large = cv2.resize(labels.astype(np.uint16), None, fx=zoom, fy=zoom, interpolation=cv2.INTER_NEAREST)
     colors = np.array(palette, dtype=np.uint8)[large]
-    grey = np.repeat(cv2.cvtColor(enlarge(image, zoom), cv2.COLOR_RGB2GRAY)[..., None], 3, axis=2)
-    return np.asarray(cv2.addWeighted(grey, 1 - _MAP_OPACITY, colors, _MAP_OPACITY, 0))
+    gray = np.repeat(cv2.cvtColor(enlarge(image, zoom), cv2.COLOR_RGB2GRAY)[..., None], 3, axis=2)
+    return np.asarray(cv2.addWeighted(gray, 1 - _MAP_OPACITY, colors, _MAP_OPACITY, 0))
 
 
 def draw_tag(
@@ -165,8 +165,8 @@ def load_font(size: int) -> ImageFont.FreeTypeFont:
 
 def _draw_mask(canvas: Image, mask: NDArray[np.bool_], color: Color, zoom: int) -> None:
     # Cubic interpolation and a threshold at one half give a smooth outline.
-    grey = mask.astype(np.uint8) * 255
-    large = cv2.resize(grey, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_CUBIC) > 127
+    gray = mask.astype(np.uint8) * 255
+    large = cv2.resize(gray, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_CUBIC) > 127
     canvas[large] = (canvas[large] * (1 - _MASK_OPACITY) + np.array(color) * _MASK_OPACITY).astype(np.uint8)
     contours, _ = cv2.findContours(large.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(canvas, contours, -1, color, 1, cv2.LINE_AA)

@@ -13,7 +13,7 @@ from inline.analysis.layers import (
     choose_layers,
     count_images,
     find_layers,
-    find_neighbours,
+    find_neighbors,
     has_spatial_reduction,
     map_positions,
     query_chunks,
@@ -36,9 +36,9 @@ MIXERS = {
 }
 
 
-def test_corners_have_four_neighbours_edges_six_and_the_centre_nine() -> None:
+def test_corners_have_four_neighbors_edges_six_and_the_center_nine() -> None:
     _, inputs = make_fixed(torch.zeros(1, 1, 9, 9), (3, 3))
-    index, _, near = find_neighbours(inputs, 3)
+    index, _, near = find_neighbors(inputs, 3)
     assert near.sum(dim=-1).tolist() == [[4, 6, 4, 6, 9, 6, 4, 6, 4]]
     assert sorted(index[0, 0][near[0, 0]].tolist()) == [0, 1, 3, 4]
     assert index[0, 4].tolist() == list(range(9))
@@ -47,16 +47,16 @@ def test_corners_have_four_neighbours_edges_six_and_the_centre_nine() -> None:
 def test_class_token_has_no_position_and_shifts_the_others_by_one() -> None:
     _, inputs = make_fixed(torch.zeros(1, 1, 5, 5), (2, 2), prefix=1)
     assert map_positions(inputs).tolist() == [[NO_POSITION, 0, 1, 2, 3]]
-    index, _, near = find_neighbours(inputs, 3)
+    index, _, near = find_neighbors(inputs, 3)
     assert near.sum(dim=-1).tolist() == [[0, 4, 4, 4, 4]]
     assert sorted(index[0, 2][near[0, 2]].tolist()) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize('side', [3, 5])
 @pytest.mark.parametrize('name', MIXERS)
-def test_neighbours_are_tokens_of_the_same_window_that_are_adjacent_on_the_map(name: str, side: int) -> None:
+def test_neighbors_are_tokens_of_the_same_window_that_are_adjacent_on_the_map(name: str, side: int) -> None:
     for inputs in MIXERS[name]().double().partition_inputs(random_tokens(HW), HW):
-        positions, (index, _, near) = map_positions(inputs), find_neighbours(inputs, side)
+        positions, (index, _, near) = map_positions(inputs), find_neighbors(inputs, side)
         on_map = positions[positions != NO_POSITION]
         assert sorted(on_map.tolist()) == list(range(HW[0] * HW[1]))
         for window, in_window in enumerate(positions.tolist()):

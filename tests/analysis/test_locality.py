@@ -134,9 +134,9 @@ def test_local_kernels_are_those_of_the_mixer() -> None:
     kernels = local_kernels(mixer, inputs)
     assert kernels is not None
     attended = (mixer.weights(inputs) @ inputs.heads()[2]).transpose(1, 2).flatten(2)
-    at_centre = sum(kernels[:, :, t] * inputs.v[:, (2 + t // 3 - 1) * 7 + 3 + t % 3 - 1] for t in range(9))
+    at_center = sum(kernels[:, :, t] * inputs.v[:, (2 + t // 3 - 1) * 7 + 3 + t % 3 - 1] for t in range(9))
     given = mixer.attend(inputs) + mixer.local(inputs)
-    torch.testing.assert_close(given[:, 2 * 7 + 3], attended[:, 2 * 7 + 3] + at_centre)
+    torch.testing.assert_close(given[:, 2 * 7 + 3], attended[:, 2 * 7 + 3] + at_center)
     assert x.shape[1] == 35
 
 

@@ -93,7 +93,7 @@ def mixer_with_fixed_residual(**options: int) -> InLineMixer:
     return mixer
 
 
-def test_token_residual_reports_each_neighbour() -> None:
+def test_token_residual_reports_each_neighbor() -> None:
     """Check the upper right corner of 2×3 tokens with values (1, 10), (2, 20), … in row-major order."""
     mixer = mixer_with_fixed_residual()
     x = torch.arange(1, 7, dtype=torch.float64)[None, :, None] * torch.tensor([1.0, 10.0])
@@ -114,10 +114,10 @@ def test_token_residual_reports_each_neighbour() -> None:
         (2, 0): (6 * 5, 15 * 50),
         (2, 1): (7 * 6, 16 * 60),
     }
-    assert (~found.neighbours.isnan()).nonzero().tolist() == [list(position) for position in near]
+    assert (~found.neighbors.isnan()).nonzero().tolist() == [list(position) for position in near]
     for position, terms in near.items():
-        assert found.neighbours[position].item() == pytest.approx(math.hypot(*terms))
-        assert second.neighbours[position].item() == pytest.approx(terms[1])
+        assert found.neighbors[position].item() == pytest.approx(math.hypot(*terms))
+        assert second.neighbors[position].item() == pytest.approx(terms[1])
     sums = [sum(terms) for terms in zip(*near.values(), strict=True)]
     assert found.residual == pytest.approx(math.hypot(*sums))
     assert second.residual == pytest.approx(sums[1])
@@ -137,7 +137,7 @@ def test_residual_stays_inside_windows_and_stripes() -> None:
         with torch.no_grad():
             found = token_residual(Layer('1', 'block 1', mixer), inputs_list, (1, 2))
         assert found is not None
-        assert (~found.neighbours.isnan()).nonzero().tolist() == expected
+        assert (~found.neighbors.isnan()).nonzero().tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from torch import Tensor
 from inline.analysis.layers import NO_POSITION, Layer, attended_keys, find_layers, map_positions
 from inline.analysis.masking import (
     Mask,
-    Renormalise,
+    Renormalize,
     attend_masked,
     check_maskable,
     masked_attention,
-    renormalise_by_division,
-    renormalise_by_subtraction,
+    renormalize_by_division,
+    renormalize_by_subtraction,
     sample_keys,
 )
 from inline.models.mixers import AttentionMixer, InLineMixer, LinearMixer, SoftmaxMixer
@@ -39,19 +39,19 @@ KEPT = torch.tensor([[[True, False, False, True]]])
 
 
 def test_division_uses_the_sum_of_the_remaining_keys() -> None:
-    masked_rows = renormalise_by_division(rows([0.1, 0.2, 0.3, 0.4]), ALL, KEPT)
+    masked_rows = renormalize_by_division(rows([0.1, 0.2, 0.3, 0.4]), ALL, KEPT)
     torch.testing.assert_close(masked_rows, rows([0.2, 0, 0, 0.8]))
 
 
 def test_subtraction_uses_mean_and_count_of_the_remaining_keys() -> None:
     """Scores s·q·k of 1, 2, 3, 6 have mean 3: w = (score − 3 + 1) / 4. The mean of 1 and 6 is 3.5."""
     before = rows([-1 / 4, 0, 1 / 4, 4 / 4])
-    masked_rows = renormalise_by_subtraction(before, ALL, KEPT)
+    masked_rows = renormalize_by_subtraction(before, ALL, KEPT)
     torch.testing.assert_close(masked_rows, rows([(1 - 3.5 + 1) / 2, 0, 0, (6 - 3.5 + 1) / 2]))
 
 
-@pytest.mark.parametrize('rule', [renormalise_by_division, renormalise_by_subtraction])
-def test_weights_are_zero_without_keys(rule: Renormalise) -> None:
+@pytest.mark.parametrize('rule', [renormalize_by_division, renormalize_by_subtraction])
+def test_weights_are_zero_without_keys(rule: Renormalize) -> None:
     weights = rule(rows([0.1, 0.2, 0.3, 0.4]), ALL, torch.zeros_like(ALL))
     assert weights.tolist() == rows([0, 0, 0, 0]).tolist()
 
@@ -59,14 +59,14 @@ def test_weights_are_zero_without_keys(rule: Renormalise) -> None:
 @pytest.mark.parametrize(
     ('attention_weights', 'rule'),
     [
-        (softmax_attention_weights, renormalise_by_division),
-        (partial(linear_attention_weights, kernel='exp'), renormalise_by_division),
-        (inline_attention_weights, renormalise_by_subtraction),
-        (partial(inline_attention_weights, kernel='exp'), renormalise_by_subtraction),
+        (softmax_attention_weights, renormalize_by_division),
+        (partial(linear_attention_weights, kernel='exp'), renormalize_by_division),
+        (inline_attention_weights, renormalize_by_subtraction),
+        (partial(inline_attention_weights, kernel='exp'), renormalize_by_subtraction),
     ],
 )
 def test_masked_weights_equal_those_of_attention_without_the_keys(
-    attention_weights: Callable[..., Tensor], rule: Renormalise
+    attention_weights: Callable[..., Tensor], rule: Renormalize
 ) -> None:
     """Make each query a batch element: the key mask of the op then applies to a single query."""
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ NAIVE = {
 @pytest.mark.parametrize('prefix', [0, 1])
 @pytest.mark.parametrize('side', [1, 3, 5])
 @pytest.mark.parametrize('name', NAIVE)
-def test_neighbours_are_masked(name: str, side: int, prefix: int) -> None:
+def test_neighbors_are_masked(name: str, side: int, prefix: int) -> None:
     """Compare each query with naive attention over the keys outside its window, or zero if there are none."""
     torch.manual_seed(0)
     make, naive_attention = NAIVE[name]
@@ -131,7 +131,7 @@ MIXERS = {
 
 
 @pytest.mark.parametrize('name', MIXERS)
-def test_neighbours_inside_windows_are_masked(name: str) -> None:
+def test_neighbors_inside_windows_are_masked(name: str) -> None:
     """Compare each query of each window with the renormalisation computed from the key positions."""
     torch.manual_seed(0)
     mixer, x = MIXERS[name]().double(), random_tokens((5, 7))
@@ -182,7 +182,7 @@ def find_masked_keys(mixer: AttentionMixer, inputs: AttentionInputs, mask: Mask)
     return torch.stack(columns, dim=-1).abs() < 1e-12
 
 
-def test_random_keys_match_the_number_of_neighbours_and_exclude_the_class_token() -> None:
+def test_random_keys_match_the_number_of_neighbors_and_exclude_the_class_token() -> None:
     torch.manual_seed(0)
     mixer = SoftmaxMixer(8, 2).double()
     (inputs,) = mixer.partition_inputs(random_tokens(HW, prefix=1, images=1), HW)
@@ -231,7 +231,7 @@ def test_masking_changes_a_model_only_inside_the_context(family: str) -> None:
     torch.testing.assert_close(second, random[1:], rtol=0, atol=1e-10)
 
 
-def test_unsupported_normalisation_is_rejected() -> None:
+def test_unsupported_normalization_is_rejected() -> None:
     mixer, _ = make_fixed(torch.full((1, 1, 4, 4), 0.25), (2, 2))
     with pytest.raises(
         UserError,

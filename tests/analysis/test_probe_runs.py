@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from inline.analysis.probe_runs import ProbeRun, draw_probes, plan_runs, run_probes, summarise, table_rows
+from inline.analysis.probe_runs import ProbeRun, draw_probes, plan_runs, run_probes, summarize, table_rows
 from inline.analysis.probes import Score
 from inline.utils.errors import UserError
 
@@ -39,7 +39,7 @@ def test_table_contains_mean_deviation_chance_and_best() -> None:
         ProbeRun('length', 'InLine', seed, 5): Score(value, 0.25, 1.0)
         for seed, value in enumerate((0.9, 1.0, 0.8))
     } | {ProbeRun('neighbour', 'InLine', 0, 5): Score(0.5, 8 / 63, 1.0)}
-    assert summarise(scores)['InLine', 'length'] == pytest.approx((90, 10))
+    assert summarize(scores)['InLine', 'length'] == pytest.approx((90, 10))
     assert table_rows(scores, ['length', 'neighbour'], ['InLine']) == [
         ['mixer', 'length (%)', 'neighbour (%)'],
         ['chance', '25.0', '12.7'],

@@ -12,8 +12,8 @@ from inline.analysis.probes import (
     PROBES,
     SETTINGS,
     LengthProbe,
-    NeighbourProbe,
-    right_neighbours,
+    NeighborProbe,
+    right_neighbors,
     run_probe,
 )
 from inline.models.mixers import MIXERS
@@ -70,23 +70,23 @@ def positive_points(probe: LengthProbe) -> Tensor:
 
 def test_label_is_the_class_to_the_right_and_the_last_column_is_ignored() -> None:
     classes = torch.tensor([[0, 1, 2, 3, 4, 5]])
-    assert right_neighbours(classes, (2, 3)).tolist() == [[1, 2, IGNORED, 4, 5, IGNORED]]
-    assert right_neighbours(classes, (3, 2)).tolist() == [[1, IGNORED, 3, IGNORED, 5, IGNORED]]
+    assert right_neighbors(classes, (2, 3)).tolist() == [[1, 2, IGNORED, 4, 5, IGNORED]]
+    assert right_neighbors(classes, (3, 2)).tolist() == [[1, IGNORED, 3, IGNORED, 5, IGNORED]]
 
 
 def test_maps_contain_every_class_equally_often() -> None:
-    for make in (NeighbourProbe.sample_train, NeighbourProbe.sample_test):
+    for make in (NeighborProbe.sample_train, NeighborProbe.sample_test):
         classes, labels = make(5, make_generator())
         counts = torch.stack([row.bincount(minlength=SETTINGS.classes) for row in classes])
         assert (counts == SETTINGS.tokens // SETTINGS.classes).all()
-        assert torch.equal(labels, right_neighbours(classes, SETTINGS.hw))
+        assert torch.equal(labels, right_neighbors(classes, SETTINGS.hw))
         assert not torch.equal(classes[0], classes[1])
 
 
-def test_chance_of_the_neighbour_task() -> None:
-    assert NeighbourProbe.chance == 8 / 63
-    assert NeighbourProbe.best == 1
-    classes, labels = NeighbourProbe.sample_train(4000, make_generator())
+def test_chance_of_the_neighbor_task() -> None:
+    assert NeighborProbe.chance == 8 / 63
+    assert NeighborProbe.best == 1
+    classes, labels = NeighborProbe.sample_train(4000, make_generator())
     scored = labels != IGNORED
     counts = torch.zeros(SETTINGS.classes, SETTINGS.classes)
     counts.index_put_((classes[scored], labels[scored]), torch.ones(int(scored.sum())), accumulate=True)
@@ -164,9 +164,9 @@ def test_inline_output_is_proportional_to_the_length() -> None:
     torch.testing.assert_close(three - zero, 3 * (one - zero))
 
 
-def test_softmax_is_permutation_equivariant_and_cannot_find_neighbours() -> None:
+def test_softmax_is_permutation_equivariant_and_cannot_find_neighbors() -> None:
     torch.manual_seed(0)
-    probe = NeighbourProbe(MIXER_ROWS['Softmax']).double()
+    probe = NeighborProbe(MIXER_ROWS['Softmax']).double()
     classes, _ = probe.sample_train(2, make_generator())
     order = torch.randperm(SETTINGS.tokens, generator=make_generator(1))
     torch.testing.assert_close(probe(classes[:, order]), probe(classes)[:, order])

@@ -48,7 +48,7 @@ START = {
 
 TOOLS = 'tests/tools/test_tools.py'
 ANALYZE = 'tests/tools/test_analyze.py'
-ABLATE = 'tests/reproduce/test_claims.py::test_tools_train_analyse_and_judge_without_repeating_runs'
+ABLATE = 'tests/reproduce/test_claims.py::test_tools_train_analyze_and_judge_without_repeating_runs'
 SETUP = 'tests/tools/test_setup_env.py::test_steps_run_in_the_order_that_compiling_mmcv_needs'
 
 # Covered by these tests, with other numbers of steps and other data.
@@ -62,7 +62,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         'tests/reproduce/report/test_report.py::test_page_shows_all_numbers_charts_and_images',
     ),
     'make claims': (
-        'tests/reproduce/test_claims.py::test_tools_train_analyse_and_judge_without_repeating_runs',
+        'tests/reproduce/test_claims.py::test_tools_train_analyze_and_judge_without_repeating_runs',
     ),
     'make setup': (SETUP,),
     'make docs': ('tests/docs/test_site.py::test_site_builds_without_warnings',),

@@ -145,7 +145,7 @@ def bfloat16_is_finite_and_accurate(config: Config) -> None:
     (inputs,) = mixer.partition_inputs(x, HW, x)
     # Scores of both signs sum to almost zero for some queries, so rounding decides the divisor. Then only
     # most queries are accurate; the others are finite.
-    ill_posed = mixer.normalisation == 'division' and bool((mixer.weights(inputs) < 0).any())
+    ill_posed = mixer.normalization == 'division' and bool((mixer.weights(inputs) < 0).any())
     with torch.autocast('cpu', torch.bfloat16):
         mixed = mixer(x, HW, x).float()
     mixed.square().mean().backward()

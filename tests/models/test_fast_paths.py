@@ -143,7 +143,7 @@ def double_by_instance(layer: nn.Module) -> None:
     layer.forward = lambda x: 2 * forward(x)
 
 
-def double_by_parametrisation(layer: nn.Module) -> None:
+def double_by_parametrization(layer: nn.Module) -> None:
     parametrize.register_parametrization(layer, 'weight', Doubled())
     if layer.bias is not None:
         parametrize.register_parametrization(layer, 'bias', Doubled())
@@ -153,7 +153,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     'subclass': double_by_subclass,
     'instance-level forward': double_by_instance,
     'forward hook': lambda layer: layer.register_forward_hook(lambda *args: 2 * args[2]),
-    'parametrisation': double_by_parametrisation,
+    'parametrisation': double_by_parametrization,
 }
 # Mixers on maps whose tokens outnumber their channels, and a layer that a fast path bypasses.
 LAYERS: list[tuple[Config, str]] = [
@@ -206,7 +206,7 @@ def test_a_changed_layer_of_an_mlp_is_not_chunked_away(name: str, change: str) -
 
 
 @pytest.mark.parametrize('method', ['weight norm', 'pruning'])
-def test_reparametrised_queries_and_keys_are_trained(method: str) -> None:
+def test_reparametrized_queries_and_keys_are_trained(method: str) -> None:
     """The parameters that replace the weight of ``qkv`` get gradients."""
     mixer = InLineMixer(8, 2)
     if method == 'pruning':
@@ -226,12 +226,12 @@ def test_a_global_hook_sees_qkv_once() -> None:
 
 
 def test_a_tensor_subclass_as_weight_is_not_sliced() -> None:
-    class Quantised(Tensor):
+    class Quantized(Tensor):
         pass
 
     linear = nn.Linear(4, 4)
     assert fast_paths.is_plain(linear, nn.Linear)
-    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Quantised))
+    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Quantized))
     assert not fast_paths.is_plain(linear, nn.Linear)
 
 

@@ -44,7 +44,7 @@ def test_out_indices_select_the_levels() -> None:
         assert torch.equal(left, right)
 
 
-def test_out_norm_normalises_each_level() -> None:
+def test_out_norm_normalizes_each_level() -> None:
     model = InLinePVT(SMALL, img_size=64, out_norm=True).eval()
     for out in model(torch.randn(2, 3, 64, 64)):
         assert out.mean(dim=1).abs().max() < 1e-4

@@ -185,7 +185,7 @@ def test_cosformer_attention_by_hand() -> None:
     assert out == pytest.approx((10 + 20 * between) / (1 + near + between), rel=1e-5)
 
 
-def test_cosformer_favours_nearby_keys_in_row_major_order() -> None:
+def test_cosformer_favors_nearby_keys_in_row_major_order() -> None:
     ones = torch.ones(1, 1, 12, 2, dtype=torch.float64)
     weights = cosformer_attention_weights(ones, ones, (3, 4))[0, 0]
     for query in range(12):

@@ -55,8 +55,8 @@ def test_inline_attention_is_injective(seed: int, distance: float) -> None:
     step = randn(4, seed=seed + 2)
     other = query + distance * step / step.norm()
     weights = inline_attention_weights(torch.stack([query, other])[None, None], keys)[0, 0]
-    centred = keys[0, 0] - keys[0, 0].mean(dim=0)
-    smallest = torch.linalg.svdvals(centred)[-1] * 4**-0.5 / 16
+    centered = keys[0, 0] - keys[0, 0].mean(dim=0)
+    smallest = torch.linalg.svdvals(centered)[-1] * 4**-0.5 / 16
     assert (weights[0] - weights[1]).norm() >= 0.99 * smallest * distance > 0
 
 

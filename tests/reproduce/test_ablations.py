@@ -14,7 +14,7 @@ from inline.reproduce.ablations import (
     Outcome,
     find_ablation,
     plan_runs,
-    summarise,
+    summarize,
     table_rows,
     write_summaries,
 )
@@ -71,14 +71,14 @@ def outcome(row: str, seed: int, accuracy: float, commit: str = 'abc') -> Outcom
 
 def test_rows_are_averaged_over_seeds() -> None:
     outcomes = [outcome('a', 0, 50.0), outcome('b', 0, 70.0), outcome('a', 1, 54.0)]
-    first, second = summarise({'a': 'first', 'b': 'second'}, outcomes)
+    first, second = summarize({'a': 'first', 'b': 'second'}, outcomes)
     assert (first.mean, second.mean) == (52.0, 70.0)
     assert table_rows([first, second])[1:] == [['first', '52.0 ± 2.8', '2'], ['second', '70.0', '1']]
 
 
 def test_the_summary_file_has_provenance_that_pages_do_not_show(tmp_path: Path) -> None:
     outcomes = [outcome('a', 0, 50.0), outcome('a', 1, 54.0, commit='def')]
-    write_summaries(summarise({'a': 'first'}, outcomes), tmp_path / 'table.csv')
+    write_summaries(summarize({'a': 'first'}, outcomes), tmp_path / 'table.csv')
     line = (tmp_path / 'table.csv').read_text().splitlines()[1]
     assert 'abc; def' in line
     assert '2026-01-01' in line

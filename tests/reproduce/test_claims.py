@@ -223,7 +223,7 @@ QUICK = [
 
 
 @pytest.mark.slow
-def test_tools_train_analyse_and_judge_without_repeating_runs(digit_scenes: Path, tmp_path: Path) -> None:
+def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path, tmp_path: Path) -> None:
     """Run tools/claims.py, which calls tools/ablate.py, then tools/ablate.py on the same runs."""
     data = ['--data-root', digit_scenes.parent]
     done = run_tool(

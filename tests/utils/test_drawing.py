@@ -23,12 +23,12 @@ def image() -> np.ndarray:
 
 def test_digit_scenes_use_the_base_palette() -> None:
     cfg = load_config(ROOT / 'configs' / 'digits' / 'semantic-fpn_inline-pvt-micro_digits.py')
-    assert [tuple(colour) for colour in cfg.test_dataloader.dataset.metainfo.palette[1:]] == list(
+    assert [tuple(color) for color in cfg.test_dataloader.dataset.metainfo.palette[1:]] == list(
         PALETTE[:10]
     )
 
 
-def test_boxes_and_masks_have_the_class_colour(image: np.ndarray) -> None:
+def test_boxes_and_masks_have_the_class_color(image: np.ndarray) -> None:
     drawn = draw_instances(
         image, [(20, 20, 60, 60)], [3], NAMES, PALETTE, scores=[0.9], masks=[MASK], zoom=ZOOM
     )
@@ -64,16 +64,16 @@ def test_tags_avoid_each_other_and_the_border() -> None:
     assert draw_tag(pen, (-20, -20, 500, 500), 'cow', PALETTE[2], 15)[:2] == (0, 0)
 
 
-def test_label_maps_blend_with_the_grey_image(image: np.ndarray) -> None:
+def test_label_maps_blend_with_the_gray_image(image: np.ndarray) -> None:
     image[..., 0] = 200
-    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[0, 0]
+    gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[0, 0]
     drawn = draw_label_map(image, np.where(MASK, 4, 0), PALETTE, ZOOM)
     for y, label in ((31, 4), (5, 0)):
-        expected = 0.4 * grey + 0.6 * np.array(PALETTE[label])
+        expected = 0.4 * gray + 0.6 * np.array(PALETTE[label])
         assert abs(drawn[y * ZOOM, y * ZOOM] - expected).max() < 2
 
 
-def test_class_colours_differ_and_do_not_depend_on_the_number_of_classes() -> None:
+def test_class_colors_differ_and_do_not_depend_on_the_number_of_classes() -> None:
     colors = class_palette(150)
     assert len(set(colors)) == 150
     assert all(0 <= channel <= 255 for color in colors for channel in color)

@@ -191,7 +191,7 @@ def _render_residual(view: AttentionView) -> str:
         return ''
     if view.residual is None:
         return '<figure><p class="il-none">no residual</p></figure>'
-    added = view.residual.neighbours.numpy()
+    added = view.residual.neighbors.numpy()
     limit = _max_abs(added)
     squares = ''
     for value in added.flatten():

@@ -140,7 +140,7 @@ class Pyramid(Backbone):
         for i, stage in enumerate(self.stages):
             x = stage(x, with_cp=self.with_cp and self.training)
             if i in self.out_indices:
-                outs.append(self._normalise(x, i))
+                outs.append(self._apply_out_norm(x, i))
         return tuple(outs)
 
     def stage_modules(self) -> list[list[nn.Module]]:
@@ -170,7 +170,7 @@ class Pyramid(Backbone):
             prefixes += [f'out_norms.{i}.' for i in stages if i not in self.out_indices]
         return tuple(prefixes)
 
-    def _normalise(self, x: Tensor, stage: int) -> Tensor:
+    def _apply_out_norm(self, x: Tensor, stage: int) -> Tensor:
         if not self.out_norms:
             return x
         return self.out_norms[str(stage)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()

@@ -127,7 +127,7 @@ class AttentionMixer(nn.Module, ABC):
     is_linear = True
     # How the weights of a query are normalised to sum 1: scores divided by their sum, or minus their mean.
     # None where it is neither.
-    normalisation: Literal['division', 'subtraction'] | None = None
+    normalization: Literal['division', 'subtraction'] | None = None
 
     @checked
     def __init__(

@@ -51,7 +51,7 @@ class LinearMixer(AttentionMixer):
             :class:`inline.models.mixers.inline.AffineReLU`.
     """
 
-    normalisation = 'division'
+    normalization = 'division'
 
     def __init__(
         self, dim: int, num_heads: int, *, kernel: str = 'relu', **shared: Unpack[MixerOptions]
@@ -86,7 +86,7 @@ class CosFormerMixer(AttentionMixer):
     """cosFormer attention along the rows of each window, see :mod:`inline.ops.cosformer_attention`."""
 
     permutation_equivariant = False
-    normalisation = 'division'
+    normalization = 'division'
 
     @returns_new_tensor
     def attend(self, inputs: AttentionInputs) -> Tensor:
@@ -110,7 +110,7 @@ class FLattenMixer(AttentionMixer):
         conv_size: Kernel size of the convolution, odd; None for no convolution.
     """
 
-    normalisation = 'division'
+    normalization = 'division'
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class InLineMixer(AttentionMixer):
         super().__init__(dim, num_heads, **shared)
         self.kernel = make_kernel(kernel, dim // num_heads)
         self.injective = injective
-        self.normalisation = 'subtraction' if injective else 'division'
+        self.normalization = 'subtraction' if injective else 'division'
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.needs_prenorm_input = residual and mean_before_norm
 

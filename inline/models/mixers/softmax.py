@@ -43,7 +43,7 @@ class SoftmaxMixer(AttentionMixer):
     """
 
     is_linear = False
-    normalisation = 'division'
+    normalization = 'division'
 
     def __init__(
         self,

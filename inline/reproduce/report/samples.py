@@ -158,10 +158,10 @@ def _map_panel(image: Image, labels: NDArray[np.integer]) -> Panel:
 def _tag_regions(pen: ImageDraw.ImageDraw, labels: NDArray[np.integer]) -> None:
     """Write the digit at the centre of every large region of a label map."""
     for label, (digit, color) in enumerate(zip(DIGITS, BASE_PALETTE, strict=False), start=1):
-        _, _, stats, centres = cv2.connectedComponentsWithStats((labels == label).astype(np.uint8))
-        for (*_, area), centre in zip(stats[1:], centres[1:], strict=True):
+        _, _, stats, centers = cv2.connectedComponentsWithStats((labels == label).astype(np.uint8))
+        for (*_, area), center in zip(stats[1:], centers[1:], strict=True):
             if area >= _MIN_TAGGED_REGION:
-                x, y = ZOOM * centre
+                x, y = ZOOM * center
                 left, bottom = x - _TAG_SIZE // 2, y + _TAG_SIZE // 2
                 draw_tag(pen, (left, bottom, left, bottom), digit, color, _TAG_SIZE)
 

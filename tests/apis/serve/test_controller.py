@@ -168,7 +168,7 @@ def test_squares_show_the_norm_of_each_neighbour(controller: Controller, photo: 
     beyond, number = '<span class="il-beyond">', r'<span style="[^"]*">([^<]*)</span>'
     assert shown[0].count(beyond) == 5
     shown_norms = [float(text) for text in re.findall(number, shown[0])]
-    assert shown_norms == pytest.approx(first.neighbours[1:, 1:].flatten().tolist(), rel=0.06)
+    assert shown_norms == pytest.approx(first.neighbors[1:, 1:].flatten().tolist(), rel=0.06)
 
 
 def test_one_head_is_shown_in_layers_that_have_it(controller: Controller, photo: Path) -> None:
