@@ -17,7 +17,7 @@ setup:  ## create or update the virtual environment
 demo: setup  ## train one InLine backbone for three tasks on digit scenes and write a report
 	$(RUN) tools/demo.py
 
-claims: setup  ## test the paper's claims with two probes and five attentions on digits, and write a page
+claims: setup  ## test the paper's claims with two probes and five attention mechanisms on digits
 	$(RUN) tools/claims.py
 
 docs: setup  ## build the documentation into site/ and check its links

@@ -54,18 +54,18 @@ def compare_modules(
 ) -> None:
     """Compare outputs, gradients of the tokens and gradients of all parameters together."""
     generator = torch.Generator(x.device).manual_seed(0)
-    cotangent = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-    found, expected = (_results(module, x, hw, cotangent) for module in (ours, reference))
+    grad_output = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    found, expected = (_results(module, x, hw, grad_output) for module in (ours, reference))
     for suffix, tensor in found.items():
         compare(f'{name}{suffix}', tensor, expected[suffix], tolerance)
 
 
-def _results(module: nn.Module, x: Tensor, hw: tuple[int, int], cotangent: Tensor) -> dict[str, Tensor]:
+def _results(module: nn.Module, x: Tensor, hw: tuple[int, int], grad_output: Tensor) -> dict[str, Tensor]:
     """Return output and gradients by their suffix in messages; parameters are in order of name."""
     leaf = x.detach().requires_grad_()
     parameters = [parameter for _, parameter in sorted(module.named_parameters())]
     out = module(leaf, hw, leaf)
-    token_gradient, *gradients = torch.autograd.grad(out, [leaf, *parameters], cotangent)
+    token_gradient, *gradients = torch.autograd.grad(out, [leaf, *parameters], grad_output)
     return {
         '': out.detach(),
         ', gradients of tokens,': token_gradient,

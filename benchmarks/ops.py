@@ -112,7 +112,7 @@ def build_peers(
 ) -> dict[str, nn.Module]:
     """Build the modules of these names for tokens x (B, N, C), with the device and dtype of x.
 
-    Naive softmax is left out above `max_scores` weights, which would need too much memory.
+    Naive softmax is skipped above `max_scores` weights, which would need too much memory.
     """
     torch.manual_seed(0)
     inline = shape.mixer()
@@ -133,9 +133,9 @@ def forward(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> None:
         module(x, hw, x)
 
 
-def forward_backward(module: nn.Module, x: Tensor, hw: tuple[int, int], cotangent: Tensor) -> None:
+def forward_backward(module: nn.Module, x: Tensor, hw: tuple[int, int], grad_output: Tensor) -> None:
     leaf = x.detach().requires_grad_()
-    torch.autograd.grad(module(leaf, hw, leaf), [leaf, *module.parameters()], cotangent)
+    torch.autograd.grad(module(leaf, hw, leaf), [leaf, *module.parameters()], grad_output)
 
 
 PASSES: dict[str, Callable[[nn.Module, Tensor, tuple[int, int]], Callable[[], None]]] = {
@@ -160,7 +160,7 @@ def time_shape(
     if shape.scores(batch) > max_scores:
         where = f'{shape.family}, stage {shape.stage}, {shape.size}: more weights than --max-scores'
         for name in set(names) - set(peers):
-            print(f'{where}, {name} is left out', file=sys.stderr, flush=True)
+            print(f'{where}, {name} is skipped', file=sys.stderr, flush=True)
         if 'SDPA' in peers and repetitions > FEW_REPETITIONS:
             repetitions = FEW_REPETITIONS
             print(f'{where}, {FEW_REPETITIONS} repetitions because of SDPA', file=sys.stderr, flush=True)
@@ -200,7 +200,7 @@ def main() -> None:
         '--max-scores',
         type=int,
         default=MAX_SCORES,
-        help='softmax weights above which naive softmax is left out, and shapes with SDPA are timed '
+        help='softmax weights above which naive softmax is skipped, and shapes with SDPA are timed '
         f'{FEW_REPETITIONS} times only (default: 2^27)',
     )
     args = parser.parse_args()

@@ -15,6 +15,7 @@ import psutil
 
 from inline.benchmark.soak import Sample, collect_samples, judge, plot_samples, write_samples
 from inline.reproduce.runs import ROOT, tool_command, tool_environment
+from inline.utils.arguments import check_positive
 from inline.utils.atomic import make_folder
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
@@ -35,8 +36,12 @@ def main() -> int:
     parser.add_argument('--data-root', help='folder of the datasets (default: data)')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/soak'), help='output folder')
     args = parser.parse_args()
-    if args.minutes <= 0 or args.interval <= 0 or not 0 <= args.warm_up < 1:
-        raise UserError('--minutes and --interval must be above 0, and --warm-up from 0 to below 1')
+    for flag, value in (('--minutes', args.minutes), ('--interval', args.interval)):
+        if value <= 0:
+            raise UserError(f'{flag} {value:g}: must be greater than 0')
+    if not 0 <= args.warm_up < 1:
+        raise UserError(f'--warm-up {args.warm_up:g}: must be at least 0 and below 1')
+    check_positive('--every', args.every)
     make_folder('--out', args.out)
     options = [
         f'train_cfg.max_iters={MAX_ITERS}',

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Train the rows of an ablation with several seeds and summarise them in a table and a figure.
 
-components: injectivity and local residual separately. baselines: InLine and other attentions (Table 9).
+components: injectivity and local residual separately. baselines: InLine and other mechanisms (Table 9).
 kernels: kernel functions, normalised by division or injective (Tables 1, 3, 10). windows: window sizes with
-and without the local residual (Table 4). Interrupted trainings resume; finished ones are not repeated.
+and without the local residual (Table 4). Interrupted runs resume; finished ones are not repeated.
 """
 
 import argparse
@@ -34,9 +34,9 @@ def parse_args() -> argparse.Namespace:
         '--side-by-side',
         type=int,
         metavar='N',
-        help='number of trainings in parallel (default: one per CPU core, or 1 with a GPU)',
+        help='number of runs in parallel (default: one per CPU core, or 1 with a GPU)',
     )
-    parser.add_argument('--nproc', type=int, default=1, help='processes per training (default: 1)')
+    parser.add_argument('--nproc', type=int, default=1, help='processes per run (default: 1)')
     add_data_root(parser)
     parser.add_argument(
         '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='override settings of the configs'

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Test the claims of the paper: two probe tasks, five attentions on digits, and a page of verdicts.
+"""Test the claims of the paper: two probe tasks, five attention mechanisms on digits, and a page of verdicts.
 
 Runs tools/probe.py, tools/ablate.py components and tools/analyze.py, then writes report.html and claims.md.
-Interrupted trainings resume; finished ones are not repeated.
+Interrupted runs resume; finished ones are not repeated.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def parse_args() -> argparse.Namespace:
         nargs='+',
         default=[],
         metavar='KEY=VALUE',
-        help='override settings of the trainings on digits',
+        help='override settings of the training runs on digits',
     )
     parser.add_argument(
         '--probe-steps', type=int, metavar='N', help='training steps of a probe (default: as tools/probe.py)'

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Publish a checkpoint: weights without optimizer and logs, named by their hash, and a model card.
 
-For a training with a moving average (EMA), that average is published. Classes, palette and config are kept,
-without the top-level settings that name folders of your machine. No code in the file is run.
+If the run kept a moving average of the weights (EMA), that average is published. Classes, palette and config
+are kept, without the top-level settings that name folders of your machine. No code in the file is run.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from inline.utils.errors import OneLineParser, exit_on_user_error
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('checkpoint', help='checkpoint of a training, or a converted one')
+    parser.add_argument('checkpoint', help='training checkpoint, or a converted one')
     parser.add_argument(
         '--out', type=Path, metavar='DIR', help='output folder (default: published/NAME_OF_CONFIG)'
     )

@@ -94,7 +94,7 @@ ATTENTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class CollinearQueries:
-    """Queries with the same direction and different lengths, and their weights under three attentions.
+    """Queries of one direction and different lengths, and their weights under three attention mechanisms.
 
     Args:
         queries: (4, 2).

@@ -1,4 +1,4 @@
-"""Probe trainings in several processes, with results saved as they finish; their table and figure."""
+"""Probe runs in several processes, with results saved as they finish; their table and figure."""
 
 import csv
 import json
@@ -27,12 +27,12 @@ COLUMNS = ('task', 'mixer', 'seed', 'steps', 'accuracy', 'chance', 'best', 'conf
 QUESTIONS = {'length': 'How long is the query?', 'neighbour': 'What is to the right of a token?'}
 # By prefix of the row's name; the empty prefix matches all other mixers.
 COLORS = {'InLine': '#2f7de1', 'Linear': '#e2711d', '': '#7b8794'}
-GROUPS = {'InLine': 'InLine', 'Linear': 'plain linear attention', '': 'softmax and other linear attentions'}
+GROUPS = {'InLine': 'InLine', 'Linear': 'plain linear attention', '': 'softmax and other linear attention'}
 
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """One training.
+    """One training run.
 
     Args:
         task: A key of :data:`PROBES`.
@@ -95,7 +95,7 @@ def run_probes(runs: Sequence[ProbeRun], path: Path, workers: int) -> dict[Probe
     )
     try:
         pending = {pool.submit(_train_and_score, run): run for run in remaining}
-        for future in tqdm(as_completed(pending), total=len(pending), desc='probes', unit='training'):
+        for future in tqdm(as_completed(pending), total=len(pending), desc='probes', unit='run'):
             run = pending[future]
             scores[run] = future.result()
             lines.append({**run.key(), **{name: repr(value) for name, value in asdict(scores[run]).items()}})

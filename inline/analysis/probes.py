@@ -46,7 +46,7 @@ from inline.utils.arguments import check_choice, check_positive
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of all trainings, the same for every mixer."""
+    """Settings of all runs, the same for every mixer."""
 
     dim: int = 16
     heads: int = 2

@@ -66,7 +66,7 @@ class MMBackboneMixin(BaseModule):
         return tuple(out.float() for out in outs)
 
     def init_weights(self) -> None:
-        """Initialize as in ``init_cfg``, pretrained weights last."""
+        """Initialise as in ``init_cfg``; pretrained weights are loaded last."""
         configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
         was_initialized = self._is_init
         self.init_cfg = [config for config in configs if config['type'] != 'Pretrained']

@@ -1,6 +1,6 @@
 """RetinaNet with a loss that does not depend on the number of processes.
 
-mmdet normalizes the loss of each process by its own number of positive anchors, so that an image with few
+mmdet normalises the loss of each process by its own number of positive anchors, so that an image with few
 objects has more weight if it is alone on a rank. The COCO recipes keep that. A config that must train the
 same with any number of processes uses ``bbox_head=dict(type='inline.RetinaHead')``, as the digits configs do.
 """
@@ -16,7 +16,7 @@ from inline.registry import MODELS
 
 @MODELS.register_module()
 class RetinaHead(MMDetRetinaHead):
-    """mmdet's head with a loss normalized by the mean number of positive anchors over all ranks."""
+    """mmdet's head with a loss normalised by the mean number of positive anchors over all ranks."""
 
     def get_targets(
         self, anchor_list: list[list[torch.Tensor]], *args: Any, **kwargs: Any

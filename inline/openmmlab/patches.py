@@ -1,4 +1,4 @@
-"""Every patch of a third-party package, and the exchange of components in configs that cannot name ours.
+"""Every patch of a third-party package, and the replacement of components in inherited toolbox configs.
 
 Each patch is one function. Its docstring gives the reason and the condition under which it can be removed.
 :func:`apply_patches` must run before a toolbox is imported or a config is read. The entry points of training
@@ -55,12 +55,12 @@ def apply_training_patches() -> None:
 
 
 def use_inline_components(cfg: 'Config') -> None:
-    """Name our loops, hooks and image loaders in a config that names those of MMEngine and the toolboxes.
+    """Replace the loops, hooks and image loaders of MMEngine and the toolboxes by ours, in the config.
 
-    Configs based on ``configs/_base_/runtime/`` name them already, except in what they inherit from a
+    Configs based on ``configs/_base_/runtime/`` name ours already, except in what they inherit from a
     toolbox. The settings ``data_validation`` and ``skip_nonfinite`` of a config are passed on to the
-    components that they are for. Loops, hooks and transforms of other packages stay. Applying this twice
-    changes nothing.
+    components that they configure. Loops, hooks and transforms of other packages are kept. This function is
+    idempotent.
     """
     _use_resumable_loop(cfg)
     _use_hooks(cfg)
@@ -195,7 +195,7 @@ def skip_metafile_search() -> None:
 
 
 def silence_debug_messages() -> None:
-    """Do not print DEBUG messages that name no logger.
+    """Do not print DEBUG messages without a logger.
 
     Reason: MMEngine prints them whatever the log level is, so that every run begins with "Could not import
     OneDL". Remove when ``print_log`` respects the level without a logger.

@@ -1,6 +1,6 @@
 """Segmentation with a loss that does not depend on the number of processes.
 
-mmseg normalizes the loss of each process by the weights of its own pixels if there are class weights, and by
+mmseg normalises the loss of each process by the weights of its own pixels if there are class weights, and by
 their number with ``avg_non_ignore``. A rank with few labelled pixels then has as much weight as one with
 many. A config that must train the same with any number of processes uses
 ``loss_decode=dict(type='inline.CrossEntropyLoss')``.
@@ -16,7 +16,7 @@ from inline.registry import MODELS
 
 @MODELS.register_module()
 class CrossEntropyLoss(MMSegCrossEntropyLoss):
-    """mmseg's cross entropy, normalized by the total pixel weight per rank, averaged over all ranks.
+    """mmseg's cross entropy, normalised by the total pixel weight per rank, averaged over all ranks.
 
     Ignored pixels do not count with class weights or ``avg_non_ignore``, as in mmseg.
     """
@@ -32,7 +32,7 @@ class CrossEntropyLoss(MMSegCrossEntropyLoss):
             weight: Weight of each pixel, (B, H, W).
             ignore_index: Label of pixels without a class.
         """
-        # Only a mean has a normalizer, and mmseg averages binary and mask losses over all pixels, which does
+        # Only a mean has a normaliser, and mmseg averages binary and mask losses over all pixels, which does
         # not depend on the ranks.
         is_normalized = self.reduction == 'mean' and not (self.use_sigmoid or self.use_mask)
         avg_factor = self._mean_weight(label, ignore_index) if is_normalized else None

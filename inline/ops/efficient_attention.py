@@ -20,7 +20,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | N
         q: Queries (B, heads, M, d).
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
 
     Returns:
         (B, heads, M, e).

@@ -6,7 +6,7 @@
 f_p keeps the norm of x and sharpens its direction; p = 3 in the paper. As in the authors' models the norms
 are taken over a token (all heads together), and ``scale`` is a learned positive number per channel. The
 paper's depthwise convolution of the values is a local term of the mixer. The authors' learned positional
-encoding of the keys is not included, because it fixes the size of the map.
+encoding of the keys is omitted, because it would fix the size of the feature map.
 
 Reference: Han, Pan, Han, Song, Huang, "FLatten Transformer: Vision Transformer using Focused Linear
 Attention", ICCV 2023, arXiv 2308.00442.
@@ -20,8 +20,8 @@ from inline.ops.kernels import divide_by_score, kernel_attention, mean_score
 from inline.ops.tokens import count_keys, zero_masked
 
 # Keeps the norm of a token above zero; value from the authors' code.
-FLOOR = 1e-6
-# The head and channel axes of (B, heads, N, d), which together make a token.
+EPSILON = 1e-6
+# The head and channel axes of (B, heads, N, d), which together form a token.
 TOKEN_DIMS = (1, 3)
 
 
@@ -42,7 +42,7 @@ def flatten_attention(
         v: Values (B, heads, N, e).
         power: p.
         scale: Positive divisors (heads, d); None for 1.
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
 
     Returns:
         (B, heads, M, e).
@@ -77,7 +77,7 @@ def flatten_attention_weights(
 
 def focus(x: Tensor, power: int, scale: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
     """Return φ(x) for x (B, heads, N, d), zero where key_mask (B, N) is False."""
-    x = F.relu(zero_masked(x, key_mask)) + FLOOR
+    x = F.relu(zero_masked(x, key_mask)) + EPSILON
     if scale is not None:
         x = x / scale[:, None]
     # f_p does not change if x^p is rescaled. Dividing by the largest channel keeps the power in range.
@@ -88,7 +88,7 @@ def focus(x: Tensor, power: int, scale: Tensor | None = None, key_mask: Tensor |
 
 
 def _focus_naive(x: Tensor, power: int, scale: Tensor | None) -> Tensor:
-    x = x.clamp(min=0) + FLOOR
+    x = x.clamp(min=0) + EPSILON
     x = x if scale is None else x / scale[None, :, None, :]
     norm, sharpened_norm = ((x ** (2 * p)).sum(dim=(1, 3), keepdim=True).sqrt() for p in (1, power))
     return norm / sharpened_norm * x**power

@@ -55,7 +55,7 @@ def inline_attention(
         v: Values (B, heads, N, e).
         kernel: φ: a name of :data:`inline.ops.KERNELS`, or any function of (…, d).
         scale: s; d^(-1/2) if None.
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
 
     Returns:
         (B, heads, M, e).
@@ -164,13 +164,13 @@ def inline_attention_from_tokens_naive(
 def covariance(
     k: Tensor, v: Tensor, scale: float = 1.0, key_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (s/N) Σ_j (k_j − k̄) (v_j − v̄)ᵀ as (B, d, e) and v̄ as (B, 1, e), in float32 or better.
+    """Return (s/N) Σ_j (k_j − k̄) (v_j − v̄)ᵀ as (B, d, e) and v̄ as (B, 1, e), in at least float32.
 
     Args:
         k: (B, N, d), zero at masked tokens.
         v: (B, N, e), zero at masked tokens.
         scale: s.
-        key_mask: (B, N), True for the tokens that take part; None for all.
+        key_mask: (B, N), True for the tokens to include; None for all.
     """
     if key_mask is None and not (is_autocast(k.device) or k.dtype in HALF_DTYPES or v.dtype in HALF_DTYPES):
         # Subtracts the means from the small product instead of the tokens, which avoids a copy of them.

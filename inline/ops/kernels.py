@@ -1,4 +1,4 @@
-"""Kernels φ of linear attention, and the sums over φ(q) and φ(k) that linear attentions share."""
+"""Kernels φ of linear attention, and the sums over φ(q) and φ(k) that the linear attention ops share."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     'leaky_relu': F.leaky_relu,
     # The paper's factor. It keeps exp within the range of half precision.
     'exp': lambda x: torch.exp(0.2 * x),
-    # Plus 1, so that it is positive.
+    # Shifted by 1 to be positive.
     'elu': lambda x: F.elu(x) + 1,
 }
 # A name of the table, or φ itself: a function of (…, d).
@@ -39,7 +39,7 @@ def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, key_mask: Tensor |
         phi_q: φ(q), (B, heads, M, d).
         phi_k: φ(k), (B, heads, N, d), zero at masked keys.
         v: Values (B, heads, N, e).
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
     """
     # The factor 1/N is split between both operands, so that neither they nor the sum overflow float16.
     root = inverse_sqrt_count(phi_k, key_mask)

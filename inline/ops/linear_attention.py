@@ -28,7 +28,7 @@ def linear_attention(
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
         kernel: φ: a name of :data:`inline.ops.KERNELS`, or any function of (…, d).
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
 
     Returns:
         (B, heads, M, e).

@@ -3,7 +3,7 @@
     r_i = Σ_{t=1..9} w_t · v_{n_t(i)}
 
 with one 3×3 kernel w per image and channel in row-major order, and zero padding at the border. Prefix
-tokens (such as a class token) have no neighbours: they take no part and are not in the result.
+tokens (such as a class token) have no neighbours: they are ignored and not in the result.
 
 Reference: the local attention residual of "Bridging the Divide: Reconsidering Softmax and Linear Attention",
 NeurIPS 2024, arXiv 2412.06590.
@@ -32,7 +32,7 @@ def local_residual(
         weight: Kernels (B, C, 9).
         hw: Height and width of the map.
         bias: Added to each token of the map, (C); None for no bias.
-        key_mask: (B, P + H·W), True for the tokens that take part; the others count as zero.
+        key_mask: (B, P + H·W), False for tokens to treat as zero, such as padding; None for none.
 
     Returns:
         (B, H·W, C).

@@ -34,7 +34,7 @@ def mlla_attention(
         k: Keys of the same tokens.
         v: Values (B, heads, P + H·W, e).
         hw: Height and width of the map.
-        key_mask: (B, P + H·W), True for the keys that take part; None for all.
+        key_mask: (B, P + H·W), True for the keys to attend to; None for all.
 
     Returns:
         (B, heads, P + H·W, e).

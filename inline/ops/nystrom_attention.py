@@ -51,14 +51,14 @@ def nystrom_attention(
         v: Values (B, heads, N, e).
         num_landmarks: m.
         iterations: Iterations of the pseudo-inverse.
-        key_mask: (B, N), True for the tokens that take part; None for all.
+        key_mask: (B, N), True for the tokens to attend to; None for all.
 
     Returns:
         (B, heads, N, e).
     """
     if k.shape[-2] <= num_landmarks:
         return softmax_attention(q, k, v, key_mask=key_mask)
-    landmarks = find_landmarks(q, k, num_landmarks, key_mask)
+    landmarks = compute_landmarks(q, k, num_landmarks, key_mask)
     gathered = softmax_attention(landmarks.q, k, v, key_mask=key_mask)
     inverse = pseudo_inverse(_landmark_weights(landmarks), iterations).to(v.dtype)
     return softmax_attention(q, landmarks.k, inverse @ gathered, key_mask=landmarks.mask)
@@ -105,13 +105,13 @@ def nystrom_attention_weights(
     """Return the weight of every key for the selected queries, (B, heads, M, N); 0 for masked keys."""
     if k.shape[-2] <= num_landmarks:
         return softmax_attention_weights(q[:, :, queries], k, key_mask=key_mask)
-    landmarks = find_landmarks(q, k, num_landmarks, key_mask)
+    landmarks = compute_landmarks(q, k, num_landmarks, key_mask)
     inverse = pseudo_inverse(_landmark_weights(landmarks), iterations).to(q.dtype)
     to_landmarks = softmax_attention_weights(q[:, :, queries], landmarks.k, key_mask=landmarks.mask)
     return to_landmarks @ inverse @ softmax_attention_weights(landmarks.q, k, key_mask=key_mask)
 
 
-def find_landmarks(q: Tensor, k: Tensor, count: int, key_mask: Tensor | None) -> Landmarks:
+def compute_landmarks(q: Tensor, k: Tensor, count: int, key_mask: Tensor | None) -> Landmarks:
     """Return ``count`` landmarks of queries and keys (B, heads, N, d) of the same tokens."""
     tokens = k.shape[-2]
     if key_mask is None:
@@ -130,7 +130,7 @@ def find_landmarks(q: Tensor, k: Tensor, count: int, key_mask: Tensor | None) ->
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
-    """Return the pseudo-inverse of non-zero matrices (…, m, m), in float32 or better."""
+    """Return the pseudo-inverse of non-zero matrices (…, m, m), in at least float32."""
     # Half-precision rounding errors would grow with every iteration.
     with no_autocast(matrix.device):
         matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))

@@ -31,7 +31,7 @@ def softmax_attention(
         q: Queries (B, heads, M, d).
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
         bias: Added to the scores; broadcasts to (B, heads, M, N). −∞ masks a pair.
 
     Returns:

@@ -1,7 +1,7 @@
 """Sizes under torch.export: with dynamic shapes a size is a ``torch.SymInt``, not a number.
 
-A Python branch on a SymInt specialises the exported program to the outcome. Code that branches on a size
-asks these functions instead. For plain integers they return what the Python operators would.
+A Python branch on a SymInt specialises the exported program to the branch that was taken. Code that branches
+on sizes calls these functions instead. For plain integers they return what the Python operators would.
 """
 
 import torch

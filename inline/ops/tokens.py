@@ -1,9 +1,9 @@
-"""Token helpers that the attentions share: layout of the sequence, key masks, numeric precision.
+"""Helpers shared by all attention ops: token layout, key masks, numeric precision.
 
 Layout: P prefix tokens (such as a class token), then the H·W tokens of a map in row-major order.
 
-Key masks: boolean (B, N), False for keys that are left out, such as padding. A masked key enters neither
-sums nor means, whatever values it holds (NaN included).
+Key masks: boolean (B, N), False for keys that are excluded, such as padding. A masked key affects no sum or
+mean, even if its values are NaN.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +29,7 @@ def count_prefix(num_tokens: int, hw: tuple[int, int]) -> int:
 
 
 def add_to_map(x: Tensor, term: Tensor, inplace: bool = False) -> Tensor:
-    """Add ``term`` (B, H·W, C) to the map tokens of x (B, P + H·W, C); prefix tokens stay as they are.
+    """Add ``term`` (B, H·W, C) to the map tokens of x (B, P + H·W, C); prefix tokens are unchanged.
 
     ``inplace`` overwrites x where no gradient is needed.
     """
@@ -41,7 +41,7 @@ def add_to_map(x: Tensor, term: Tensor, inplace: bool = False) -> Tensor:
 
 
 def position_indices(length: int, like: Tensor) -> Tensor:
-    """Return 0, 1, …, length − 1 on the device of ``like``, in float32 or better so that all differ."""
+    """Return 0, 1, …, length − 1 on the device of ``like``, in at least float32, so that all differ."""
     return torch.arange(length, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
@@ -58,16 +58,16 @@ def zero_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
 def count_keys(x: Tensor, key_mask: Tensor | None) -> int | Tensor:
     """Return the number of unmasked tokens of x (B, …, N, d).
 
-    That is N without a mask, else a tensor with the dtype of x that broadcasts against x.
+    An integer without a mask; with one, a tensor with the dtype of x that broadcasts against x.
     """
     count = count_keys_exact(x, key_mask)
     return count.to(x.dtype) if isinstance(count, Tensor) else count
 
 
 def count_keys_exact(x: Tensor, key_mask: Tensor | None) -> int | Tensor:
-    """Return :func:`count_keys` in float32 or better.
+    """Return :func:`count_keys` in at least float32.
 
-    float16 ends at 65,504 and bfloat16 is exact only up to 256.
+    float16 overflows above 65,504, and bfloat16 represents integers exactly only up to 256.
     """
     if key_mask is None:
         return x.shape[-2]

@@ -24,7 +24,7 @@ from inline.ops.kernels import apply_kernel, kernel_attention
 from inline.ops.tokens import count_keys, zero_masked
 
 EPSILON = 1e-6
-# The head and channel axes of (B, heads, N, d), which together make a token.
+# The head and channel axes of (B, heads, N, d), which together form a token.
 TOKEN_DIMS = (1, 3)
 
 
@@ -35,7 +35,7 @@ def transnormer_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor |
         q: Queries (B, heads, M, d).
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
-        key_mask: (B, N), True for the keys that take part; None for all.
+        key_mask: (B, N), True for the keys to attend to; None for all.
 
     Returns:
         (B, heads, M, e), with root mean square 1 over heads and e.

@@ -28,7 +28,7 @@ class Ablation:
     Args:
         name: Name on the command line, and of the folder below configs/ablations/.
         title: Title of the table.
-        rows: Row titles by config name, for each data set.
+        rows: Row titles by config name, for each dataset.
     """
 
     name: str
@@ -81,7 +81,7 @@ ABLATIONS = {
     'components': Ablation(
         'components', 'components of InLine attention', dict.fromkeys(DATASETS, _COMPONENTS)
     ),
-    'baselines': Ablation('baselines', 'attentions in a DeiT', dict.fromkeys(DATASETS, _BASELINES)),
+    'baselines': Ablation('baselines', 'attention mechanisms in a DeiT', dict.fromkeys(DATASETS, _BASELINES)),
     'kernels': Ablation(
         'kernels',
         'kernels in a Swin, normalised by division or injective, without residual',
@@ -93,7 +93,7 @@ ABLATIONS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one training of a row: accuracy in percent, minutes, and provenance columns."""
+    """Result of one run of a row: accuracy in percent, minutes, and provenance columns."""
 
     row: str
     seed: int
@@ -138,7 +138,7 @@ def plan_runs(
     processes: int = 1,
     options: Sequence[str] = (),
 ) -> dict[tuple[str, int], Run]:
-    """Return the trainings of a table by row and seed."""
+    """Return the runs of a table by row and seed."""
     return {
         (row, seed): Run(
             ablation.config(dataset, row),
@@ -154,7 +154,7 @@ def plan_runs(
 
 
 def collect_outcomes(runs: Mapping[tuple[str, int], Run]) -> list[Outcome]:
-    """Return the results of finished trainings, from the last validation of each."""
+    """Return the results of finished runs, from the last validation of each."""
     outcomes = []
     for (row, seed), run in runs.items():
         records = read_scalars(run.folder)
@@ -177,7 +177,7 @@ def summarize(titles: Mapping[str, str], outcomes: Sequence[Outcome]) -> list[Su
 
 
 def write_outcomes(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write a CSV file with one line per training."""
+    """Write a CSV file with one line per run."""
     lines = [
         {
             'row': outcome.row,

@@ -58,7 +58,7 @@ def table_source(source: str) -> list[list[str]]:
 
 
 def table_rows(table: Table, measured: Path) -> list[list[str]]:
-    """Return header and rows with the expected and the measured figure of every metric, empty if unknown."""
+    """Return header and rows with the expected and the measured value of every metric, empty if unknown."""
     header = ['row', 'config']
     for metric in table.metrics:
         header += [f'{metric.title}, expected', f'{metric.title}, measured here']
@@ -83,7 +83,7 @@ def model_rows(counted: Path) -> list[list[str]]:
 
 
 def transfer_rows() -> list[list[str]]:
-    """Return header and rows: the InLine detectors and segmentors with a published figure."""
+    """Return header and rows: the InLine detectors and segmentors with a published result."""
     lines = [['model', 'metric', 'reported', 'with softmax, reported']]
     for table in (TABLES['coco'], TABLES['ade20k']):
         metric = table.metrics[0]
@@ -97,7 +97,7 @@ def transfer_rows() -> list[list[str]]:
 def render_metafiles(measured: Path) -> dict[Path, str]:
     """Return the text of every ``metafile.yml`` and of ``model-index.yml`` by path.
 
-    Published figures are metadata of a model, with their source. ``Results`` contains only figures measured
+    Published values are metadata of a model, with their source. ``Results`` contains only values measured
     with this code.
     """
     counted = {line['model']: line for line in read_csv(MEASURED / 'models.csv')}
@@ -119,8 +119,8 @@ def _entry(row: Row, measured: Path, counted: Mapping[str, str] | None) -> dict[
         metadata['Parameters'] = round(float(counted['params (M)']) * 1e6)
         metadata['FLOPs'] = round(float(counted['FLOPs (G)']) * 1e9)
     if row.expected:
-        figures = {m.title: row.expected[m.column] for m in row.metrics if m.column in row.expected}
-        metadata['Expected'] = {**figures, 'Source': row.source}
+        published = {m.title: row.expected[m.column] for m in row.metrics if m.column in row.expected}
+        metadata['Expected'] = {**published, 'Source': row.source}
     entry: dict[str, Any] = {
         'Name': row.config.stem,
         'In Collection': COLLECTION['Name'],
@@ -129,8 +129,8 @@ def _entry(row: Row, measured: Path, counted: Mapping[str, str] | None) -> dict[
     }
     line = find_measured(row, measured)
     if line is not None:
-        figures = {metric.title: float(line[metric.column]) for metric in row.metrics}
-        entry['Results'] = [{'Dataset': dataset, 'Task': task, 'Metrics': figures}]
+        metrics = {metric.title: float(line[metric.column]) for metric in row.metrics}
+        entry['Results'] = [{'Dataset': dataset, 'Task': task, 'Metrics': metrics}]
     if row.released:
         link = find_link(OFFICIAL[row.released], PAPER / 'weights.csv')
         entry['Converted From'] = {'Weights': link, 'Code': CODE}

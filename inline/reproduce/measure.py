@@ -22,7 +22,7 @@ class Request:
     Args:
         train: Whether to train before the test.
         weights: The checkpoint to test; with `train`, pretrained weights of the backbone.
-        data_root: Folder that contains the data sets.
+        data_root: Folder that contains the datasets.
         processes: Number of processes.
         flags: Further flags of tools/train.py.
         options: ``key=value`` overrides of the config.
@@ -43,7 +43,7 @@ class Request:
 
 
 def measure(row: Row, request: Request) -> dict[str, str]:
-    """Measure a row and record the figures, unless this measurement is already recorded; return its line."""
+    """Measure a row and record the metrics, unless this measurement is already recorded; return its line."""
     _check_weights(row, request)
     tested = None if request.train else request.weights
     run = Run(
@@ -72,8 +72,8 @@ def measure(row: Row, request: Request) -> dict[str, str]:
     call(run.test_command(tested), f'testing {row.name}')
     if request.train:
         run.finish()
-    figures = _read_figures(row, run.folder / 'test')
-    line = {'row': row.name, **figures, 'how': 'trained' if request.train else 'tested', **provenance}
+    metrics = _read_metrics(row, run.folder / 'test')
+    line = {'row': row.name, **metrics, 'how': 'trained' if request.train else 'tested', **provenance}
     append_measured(row.table, request.results, line)
     return line
 
@@ -92,15 +92,15 @@ def _check_weights(row: Row, request: Request) -> None:
         check_checkpoint(row.starts_from, 'starting weights (name others with --weights)')
 
 
-def _read_figures(row: Row, test_dir: Path) -> dict[str, str]:
+def _read_metrics(row: Row, test_dir: Path) -> dict[str, str]:
     tested = read_test_metrics(test_dir)
-    figures = {}
+    metrics = {}
     for metric in row.metrics:
         value = scaled(tested, metric.key, metric.scale)
         if value is None:
             raise UserError(f'the test of {row.name} wrote no {metric.title}: see {test_dir}')
-        figures[metric.column] = f'{value:.2f}'
-    return figures
+        metrics[metric.column] = f'{value:.2f}'
+    return metrics
 
 
 def columns(table: Table) -> list[str]:

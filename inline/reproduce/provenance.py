@@ -38,12 +38,12 @@ class Inputs:
     """Inputs that identify a run. Runs with different inputs are different runs.
 
     The version of the code is recorded for every run but is not an input: after a harmless change (a
-    comment, a new tool) a training of several days must still resume. The record lists all versions.
+    comment, a new tool) a run of several days must still resume. The record lists all versions.
 
     Args:
         config: Digest of the config with all overrides, and of the tool's flags.
         weights: Digests of the starting checkpoints by path; empty for URLs.
-        data: Digest of the data sets, see :func:`data_digest`.
+        data: Digest of the datasets, see :func:`data_digest`.
     """
 
     config: str
@@ -66,7 +66,7 @@ class Inputs:
 
 
 def data_digest(cfg: Config, phases: Sequence[str]) -> str:
-    """Return a digest of the data sets of a config.
+    """Return a digest of the datasets of a config.
 
     It covers the content of annotation files, and the names and sizes of images and label maps: reading all
     pixels of ImageNet at every start would take too long. Missing files are not an error here; tools/train.py
@@ -121,7 +121,7 @@ def merge_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the files and folders in the config of a data set, with their config keys."""
+    """Yield the files and folders in the config of a dataset, with their config keys."""
     root = Path(dataset.get('data_root') or '')
     if dataset.get('ann_file'):
         yield 'ann_file', root / dataset['ann_file']

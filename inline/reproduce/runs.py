@@ -1,4 +1,4 @@
-"""Trainings and tests as subprocesses of the tools, in work directories that can be resumed."""
+"""Training and test runs as subprocesses of the tools, in work directories that can be resumed."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """A training, optionally followed by a test, in its own work directory.
+    """A training run, optionally followed by a test, in its own work directory.
 
     An interrupted run is resumed, and a finished run is not repeated, as long as its inputs (config with
     options and flags, starting weights, data) match those in run.json. If an input changed, the old files are
@@ -63,7 +63,7 @@ class Run:
         folder: Work directory for logs, checkpoints and test results.
         pretrained: Pretrained weights of the backbone.
         processes: Number of processes.
-        data_root: Folder that contains the data sets; None for the default of the tools.
+        data_root: Folder that contains the datasets; None for the default of the tools.
         options: ``key=value`` overrides of the config.
         flags: Further flags of tools/train.py.
         test: Whether to test after training. If not, the last validation is the result.

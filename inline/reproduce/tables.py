@@ -1,4 +1,4 @@
-"""The tables of the paper: config, expected figures and required weights of each row.
+"""The tables of the paper: config, expected values and required weights of each row.
 
 Rows are named after their config: ``inline-pvt-small`` on ImageNet, ``inline-pvt-small_mask-rcnn_1x`` on
 COCO, ``inline-pvt-tiny_semantic-fpn_40k`` on ADE20K.
@@ -56,7 +56,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Expected:
-    """Published figures by metric column, and their source. Unknown figures are left out."""
+    """Published values by metric column, and their source. Unknown values are omitted."""
 
     values: Mapping[str, float]
     source: str
@@ -67,10 +67,10 @@ class Table:
     """A table.
 
     Args:
-        name: Name on the command line, and of the CSV files of expected and measured figures.
+        name: Name on the command line, and of the CSV files of expected and measured values.
         folders: Folders below configs/.
         metrics: Metrics of the table; see also :attr:`Row.metrics`.
-        expected_dir: Folder of the CSV file of expected figures.
+        expected_dir: Folder of the CSV file of expected values.
     """
 
     name: str
@@ -80,12 +80,12 @@ class Table:
 
     @cached_property
     def expected(self) -> dict[str, Expected]:
-        """Expected figures by :func:`expected_key`, including models without a config here."""
-        figures = {}
+        """Expected values by :func:`expected_key`, including models without a config here."""
+        expected = {}
         for line in read_csv(self.expected_dir / f'{self.name}.csv'):
             values = {m.column: float(line[m.column]) for m in self.metrics if line.get(m.column)}
-            figures[expected_key(line)] = Expected(values, line['source'])
-        return figures
+            expected[expected_key(line)] = Expected(values, line['source'])
+        return expected
 
     @cached_property
     def rows(self) -> dict[str, 'Row']:
@@ -108,7 +108,7 @@ class Row:
 
     @property
     def expected(self) -> Mapping[str, float]:
-        """Expected values by metric column; unknown ones are left out."""
+        """Expected values by metric column; unknown ones are omitted."""
         return self._find_expected(self.name).values
 
     @property
@@ -140,7 +140,7 @@ class Row:
     def _find_expected(self, name: str) -> Expected:
         key = name
         if self.table.name == 'imagenet':
-            # Figures depend on the resolution.
+            # Accuracies depend on the resolution.
             resolution = re.search(r'_in1k-(\d+)px$', self.config.stem)
             key = f'{name.removesuffix("-384")}@{resolution[1] if resolution else 224}'
         return self.table.expected.get(key, Expected({}, ''))
@@ -176,7 +176,7 @@ def row_name(stem: str) -> str:
 
 
 def expected_key(line: Mapping[str, str]) -> str:
-    """Return the key of a line of expected figures: a row name, on ImageNet with ``@resolution``."""
+    """Return the key of a line of expected values: a row name, on ImageNet with ``@resolution``."""
     if 'row' in line:
         return line['row']
     if 'model' in line:

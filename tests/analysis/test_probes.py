@@ -1,4 +1,4 @@
-"""The two probe tasks: their data, exact properties of the mixers, and short trainings."""
+"""The two probe tasks: their data, exact properties of the mixers, and short runs."""
 
 from importlib import import_module
 
@@ -55,7 +55,7 @@ def exact_division(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the small constants that keep divisors away from zero."""
     monkeypatch.setattr(kernels, 'EPSILON', 0.0)
     # Attribute access would return the function of the same name instead of the module.
-    monkeypatch.setattr(import_module('inline.ops.flatten_attention'), 'FLOOR', 0.0)
+    monkeypatch.setattr(import_module('inline.ops.flatten_attention'), 'EPSILON', 0.0)
 
 
 def positive_points(probe: LengthProbe) -> Tensor:

@@ -1,4 +1,4 @@
-"""Phases of a training step, in short trainings that spend a known time in one of them."""
+"""Phases of a training step, in short runs that spend a known time in one of them."""
 
 import os
 import time

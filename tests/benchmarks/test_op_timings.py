@@ -53,7 +53,7 @@ def test_naive_softmax_is_skipped_with_a_message_if_it_needs_too_much_memory(
     assert all(len(timing.seconds) == 3 for _, _, timing, *_ in timed)
     captured = capsys.readouterr().err.splitlines()
     assert len(captured) == 2
-    assert captured[0] == 'PVT, stage 0, 36x52: more weights than --max-scores, Naive softmax is left out'
+    assert captured[0] == 'PVT, stage 0, 36x52: more weights than --max-scores, Naive softmax is skipped'
     assert captured[1].endswith('3 repetitions because of SDPA')
 
 

@@ -53,7 +53,7 @@ SETUP = 'tests/tools/test_setup_env.py::test_steps_run_in_the_order_that_compili
 
 # Covered by these tests, with other numbers of steps and other data.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    # Takes ten minutes; its data, trainings, tests and report are tested separately.
+    # Takes ten minutes; its data, runs, tests and report are tested separately.
     'make demo': (
         'tests/datasets/digits/test_digit_scenes.py::test_the_tool_writes_once',
         f'{TOOLS}::test_two_processes_train_and_write_all_logs',

@@ -139,7 +139,7 @@ def run_all_jobs(small_repository: Path) -> dict[str, Result]:
 
 
 def fill_in(words: Sequence[str]) -> list[str]:
-    """Replace placeholders by the files of the small repository, where trainings have two steps."""
+    """Replace placeholders by the files of the small repository, where runs have two steps."""
     models = {'CONFIG': page_files.CONFIG, 'CHECKPOINT': page_files.CHECKPOINT}
     trained = re.compile(r'^(work_dirs/(?!demo/).*)iter_\d+\.pth$')
     return [models.get(word, trained.sub(r'\1iter_2.pth', word)) for word in words]

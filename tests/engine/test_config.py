@@ -178,7 +178,7 @@ def test_our_configs_pass_the_checks(path: Path) -> None:
         ({'model.backbone.arch.depth': 2}, r"unknown key 'depth' of arch: .* \(did you mean 'depths'\?\)"),
         ({'model.backbone.arch.embed_dims': (16384,) * 4, 'model.backbone.arch.depths': (40,) * 4,
           'model.backbone.arch.num_heads': (8,) * 4}, r'GiB of parameters: this machine has \d'),
-        ({'model.backbone.mixers': [{'type': 'InLine'}] * 3}, 'mixers has 3 entries: one dict, or one entry'),
+        ({'model.backbone.mixers': [{'type': 'InLine'}] * 3}, 'mixers has 3 entries: must be one dict'),
         ({'model.backbone.mixers': {'type': 'Inline'}}, r"unknown mixer type 'Inline'.*mean 'InLine'"),
         ({'model.backbone.mixers': {'type': 'InLine', 'kernel': 'cos'}}, "unknown kernel 'cos'"),
         ({'model.backbone.mixers': {'type': 'Softmax', 'qkv_bias': 'False'}},

@@ -155,7 +155,7 @@ def test_mixers_can_differ_by_block(family: str) -> None:
         (
             'InLineSwin',
             {'mixers': {'type': 'Softmax', 'window_size': None}},
-            'relative_position needs a window_size',
+            'relative_position True: requires a window_size',
         ),
         ('InLineSwin', {'mixers': {'type': 'Softmax', 'sr_ratio': 2}}, 'sr_ratio 2: not supported'),
         (

@@ -87,7 +87,7 @@ def test_position_tables_of_another_resolution_are_interpolated() -> None:
         ({'out_indices': (2, 1)}, r'out_indices \(2, 1\)'),
         ({'img_size': 16}, 'img_size 16: .* from 32 to 16384'),
         ({'drop_path_rate': 1.0}, r'drop_path_rate 1\.0: must be at least 0 and below 1'),
-        ({'mixers': [{'type': 'InLine'}] * 3}, 'mixers has 3 entries: .* each of 4 stages'),
+        ({'mixers': [{'type': 'InLine'}] * 3}, r'mixers has 3 entries: .* per stage \(4\)'),
         (
             {'mixers': [{'type': 'InLine'}, [], {'type': 'InLine'}, {'type': 'InLine'}]},
             r'mixers\[1\] has 0 entries',

@@ -1,4 +1,4 @@
-"""The baseline attentions: naive references, masks, properties from their papers, examples by hand."""
+"""The baseline ops: naive references, masks, properties from their papers, examples by hand."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from inline.ops import (
 )
 from inline.ops.flatten_attention import focus
 from inline.ops.mlla_attention import rotate
-from inline.ops.nystrom_attention import find_landmarks, pseudo_inverse
+from inline.ops.nystrom_attention import compute_landmarks, pseudo_inverse
 from tests.ops.test_naive_references import MAPS, assert_matches_reference, make_mask, make_qkv
 
 Op = Callable[..., Tensor]
@@ -277,16 +277,16 @@ def test_rotated_products_depend_only_on_the_offset() -> None:
 def test_landmarks_by_hand() -> None:
     """Five tokens in two segments: the first three and the last two; with one masked, two and two."""
     q, k = column(1, 2, 3, 4, 6), column(10, 20, 30, 40, 60)
-    landmarks = find_landmarks(q, k, 2, None)
+    landmarks = compute_landmarks(q, k, 2, None)
     assert (landmarks.q.flatten().tolist(), landmarks.k.flatten().tolist(), landmarks.mask) == (
         [2, 5],
         [20, 50],
         None,
     )
     mask = torch.tensor([[True, False, True, True, True]])
-    assert find_landmarks(q, k, 2, mask).k.flatten().tolist() == [20, 50]
+    assert compute_landmarks(q, k, 2, mask).k.flatten().tolist() == [20, 50]
     few = torch.tensor([[False, True, False, False, False]])
-    landmarks = find_landmarks(q, k, 2, few)
+    landmarks = compute_landmarks(q, k, 2, few)
     assert (landmarks.k.flatten().tolist(), landmarks.mask.tolist()) == ([20, 0], [[True, False]])
 
 

@@ -1,4 +1,4 @@
-"""Trainings that lose a worker or their SLURM job, run by the launch scripts in real processes."""
+"""Training runs that lose a worker or their SLURM job, run by the launch scripts in real processes."""
 
 import json
 import os

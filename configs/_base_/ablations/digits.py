@@ -1,5 +1,5 @@
-# Digits at 64 pixels for comparing attentions: everything that the tables share except the backbone. Training
-# ends before it has converged, where attentions differ.
+# Digits at 64 pixels, to compare attention mechanisms: everything that the tables share except the backbone.
+# Training ends before convergence, where the mechanisms differ.
 _base_ = '../digits/classification.py'
 train_dataloader = _base_.train_dataloader
 train_dataloader.dataset.pipeline[1].scale = 64

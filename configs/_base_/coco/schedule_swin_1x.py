@@ -1,4 +1,4 @@
-# As Swin in mmdet: a longer warm-up, more weight decay, none on norms and relative position biases.
+# Like Swin in mmdet: a longer warm-up, more weight decay, none on norms and relative position biases.
 _base_ = 'schedule_1x.py'
 optim_wrapper = dict(
     optimizer=dict(lr=1e-4, weight_decay=0.05),

@@ -1,4 +1,4 @@
-"""InLine-PVT: the Pyramid Vision Transformer with InLine attention in place of spatial reduction."""
+"""InLine-PVT: the Pyramid Vision Transformer with InLine attention instead of spatial reduction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -45,7 +45,7 @@ class PositionEmbedding(nn.Module):
 class RelativePositionBias(nn.Module):
     """Swin's learned bias per head and offset between two tokens of a window.
 
-    It also serves smaller windows. A table of another window size in a state dict is interpolated.
+    It also supports smaller windows. A table of another window size in a state dict is interpolated.
     """
 
     def __init__(self, window: tuple[int, int], num_heads: int) -> None:
@@ -90,13 +90,13 @@ class LocallyEnhancedPosition(nn.Module):
         self.conv = nn.Conv2d(dim, dim, kernel_size=3, padding=1, groups=dim)
 
     def forward(self, v: Tensor, hw: tuple[int, int], channels: slice) -> Tensor:
-        """v (B, P + h·w, c), which are the given channels of all C, to (B, h·w, c)."""
+        """(B, P + h·w, c), a slice of the C channels → (B, h·w, c)."""
         maps = tokens_to_map(v[:, v.shape[1] - hw[0] * hw[1] :], hw)
         if is_plain(self.conv, nn.Conv2d):
             bias = None if self.conv.bias is None else self.conv.bias[channels]
             out = F.conv2d(maps, self.conv.weight[channels], bias, padding=1, groups=v.shape[2])
         else:
-            # The module takes all C channels: the others are zero.
+            # The module expects all C channels: the others are zero.
             others = (channels.start, self.conv.in_channels - channels.stop)
             out = self.conv(F.pad(maps, (0, 0, 0, 0, *others)))[:, channels]
         return map_to_tokens(out)

@@ -11,7 +11,7 @@ from torch import Tensor
 from inline.models.layers.fast_paths import cache_by_size
 from inline.ops.symint import ceil_div, is_symbolic, statically_true, sym_min
 
-# Value of padded positions. It must never matter: tests set it to NaN.
+# Value of padded positions. It must not affect any result: tests set it to NaN.
 PAD_VALUE = 0.0
 
 
@@ -235,7 +235,7 @@ def stripes(hw: tuple[int, int], width: int) -> tuple[WindowPartition, WindowPar
     )
 
 
-# Under torch.compile, partition and reverse are one custom operator each, of which it knows only the shapes.
+# Under torch.compile, partition and reverse are opaque custom operators with known output shapes.
 # Tracing the views of padded and shifted maps for every size would take minutes.
 def _is_compiling() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()

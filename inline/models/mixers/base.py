@@ -42,7 +42,7 @@ class AttentionInputs:
         num_heads: Number of heads that share the c channels.
         windows: The window partition of the map.
         key_mask: (b, n), False for padding; None if there is none.
-        channels: The slice of the C channels that these are.
+        channels: The slice of the C channels that these inputs cover.
         x: The tokens of the block (B, P + H·W, C), from which queries, keys and values are computed.
         prenorm_x: The same before the block's norm, for mixers that need it.
         queries_from_x: Whether the queries are computed from x as well, and not from other tokens.
@@ -125,7 +125,7 @@ class AttentionMixer(nn.Module, ABC):
     permutation_equivariant = True
     # Whether the cost is linear in the number of tokens, not quadratic.
     is_linear = True
-    # How the weights of a query are normalised to sum 1: scores divided by their sum, or minus their mean.
+    # How the weights of a query are normalised to sum to 1: scores divided by their sum, or minus their mean.
     # None where it is neither.
     normalization: Literal['division', 'subtraction'] | None = None
 

@@ -147,10 +147,10 @@ class InLineMixer(AttentionMixer):
 
 @contextmanager
 def flop_counting(model: nn.Module) -> Iterator[None]:
-    """Make the InLine mixers of a model compute what papers count, within the context.
+    """Make a model compute what papers count, within the context.
 
-    That is attention through queries and keys, although the fast path needs fewer FLOPs. The global hooks of
-    a FLOP counter do not disable the other fast paths.
+    InLine mixers compute queries and keys even where the fast path would need fewer FLOPs. The global hooks
+    of a FLOP counter do not disable the other fast paths.
     """
     with ExitStack() as stack:
         stack.enter_context(ignore_global_hooks())

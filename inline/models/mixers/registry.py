@@ -66,7 +66,7 @@ def expand_mixers(mixers: MixersConfig, depths: Sequence[int]) -> list[list[Mixe
         mixers = [mixers] * len(depths)
     if len(mixers) != len(depths):
         raise UserError(
-            f'mixers has {len(mixers)} entries: one dict, or one entry for each of {len(depths)} stages'
+            f'mixers has {len(mixers)} entries: must be one dict, or one entry per stage ({len(depths)})'
         )
     return [
         _expand_stage(entry, depth, stage)
@@ -80,7 +80,9 @@ def _expand_stage(entry: MixerConfig | Sequence[MixerConfig], depth: int, stage:
         _check_entry(path, entry)
         return [entry] * depth
     if len(entry) != depth:
-        raise UserError(f'{path} has {len(entry)} entries: one dict, or one for each of {depth} blocks')
+        raise UserError(
+            f'{path} has {len(entry)} entries: must be one dict, or one entry per block ({depth})'
+        )
     for block, config in enumerate(entry):
         _check_entry(f'{path}[{block}]', config)
     return list(entry)

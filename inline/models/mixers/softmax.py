@@ -59,7 +59,7 @@ class SoftmaxMixer(AttentionMixer):
         if sr_ratio > 1 and (self.window_size or self.split_size or self.lepe):
             raise UserError(f'sr_ratio {sr_ratio}: not supported with windows, stripes or lepe')
         if relative_position and self.window_size is None:
-            raise UserError('relative_position needs a window_size')
+            raise UserError('relative_position True: requires a window_size')
         self.reduction = PatchEmbed(dim, dim, sr_ratio) if sr_ratio > 1 else None
         self.position = (
             RelativePositionBias((self.window_size, self.window_size), num_heads)

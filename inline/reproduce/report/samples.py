@@ -125,7 +125,7 @@ def _read_image(path: str | Path, flags: int = cv2.IMREAD_COLOR_RGB) -> Image:
     if image is None:
         raise UserError(
             f'cannot read {path}, an image of the predictions: '
-            'the data set must be in the same folder as when the model was tested'
+            'the dataset must be in the same folder as when the model was tested'
         )
     return np.asarray(image)
 

@@ -38,7 +38,7 @@ from tests.checkpoints.malicious import RunsCode
 
 SETTINGS = {'Hardware': '2 cores', 'Commit': 'abc1234', 'Seed': '0'}
 NUM_CHARTS = 6
-# The small data set gives 20 tiles, and 4 scenes with three pictures for each of two tasks.
+# The small dataset gives 20 tiles, and 4 scenes with three pictures for each of two tasks.
 NUM_IMAGES = 20 + 4 * 3 + 4 * 3
 
 
