@@ -31,6 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--seeds', type=int, default=1, metavar='K', help='seeds per row (default: 1)')
     parser.add_argument('--rows', nargs='+', metavar='ROW', help='train only these rows (config names)')
     parser.add_argument(
+        '--jobs',
         '--side-by-side',
         type=int,
         metavar='N',
@@ -48,8 +49,8 @@ def parse_args() -> argparse.Namespace:
         help='output folder (default: work_dirs/ablations/TABLE_DATASET)',
     )
     args = parser.parse_args()
-    for flag in ('seeds', 'side_by_side', 'nproc'):
-        check_positive(f'--{flag.replace("_", "-")}', getattr(args, flag))
+    for flag in ('seeds', 'jobs', 'nproc'):
+        check_positive(f'--{flag}', getattr(args, flag))
     return args
 
 
@@ -79,7 +80,7 @@ def ablate(args: argparse.Namespace) -> None:
     )
     runs = {key: run for key, run in runs.items() if key[0] in titles}
     default_parallel = 1 if torch.cuda.is_available() or args.nproc > 1 else os.cpu_count() or 1
-    run_all(list(runs.values()), args.side_by_side or default_parallel)
+    run_all(list(runs.values()), args.jobs or default_parallel)
     outcomes = ablations.collect_outcomes(runs)
     summaries = ablations.summarize(titles, outcomes)
     table = markdown_table(ablations.table_rows(summaries))

@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     actions = parser.add_subparsers(dest='action', required=True, metavar='list|show|run')
     listing = actions.add_parser('list', help='list the rows of one table or of all')
     listing.add_argument('--table', help='imagenet, coco, ade20k or digits (default: all)')
-    show = actions.add_parser('show', help='show the figures of a row and the commands to measure it')
+    show = actions.add_parser('show', help='show the metrics of a row and the commands to measure it')
     show.add_argument('--table', required=True, help='imagenet, coco, ade20k or digits')
     show.add_argument('--row', required=True, help='a row of the table')
     run = actions.add_parser('run', help='measure one or more rows, or the complete table')
@@ -89,8 +89,8 @@ def list_rows(args: argparse.Namespace) -> None:
                     str(row.config.relative_to(ROOT)),
                     f'checkpoints/{row.released}.pth' if row.released else 'yours',
                     row.starts_from or 'none',
-                    format_figures(row, row.expected),
-                    format_figures(row, find_measured(row, args.results) or {}),
+                    format_metrics(row, row.expected),
+                    format_metrics(row, find_measured(row, args.results) or {}),
                 ]
             )
         print(table.name, *align(lines), '', sep='\n')
@@ -105,12 +105,12 @@ def show_row(args: argparse.Namespace) -> None:
     print(f'row       {row.name} of table {row.table.name}')
     print(f'config    {config}')
     print(
-        f'expected  {format_figures(row, row.expected)}' + (f' (source: {row.source})' if row.source else '')
+        f'expected  {format_metrics(row, row.expected)}' + (f' (source: {row.source})' if row.source else '')
     )
     for line in read_measured(row.table, args.results):
         if line['row'] == row.name:
             origin = f'{line["how"]} on {line["date"]}, commit {line["commit"]}'
-            print(f'measured  {format_figures(row, line)} ({origin})')
+            print(f'measured  {format_metrics(row, line)} ({origin})')
     command = f'python tools/reproduce.py run --table {row.table.name} --row {row.name}'
     if row.released:
         weights = f'checkpoints/{row.released}.pth'
@@ -165,8 +165,8 @@ def compare(row: 'Row', measured: Mapping[str, str]) -> list[list[str]]:
     return lines
 
 
-def format_figures(row: 'Row', values: Mapping[str, object]) -> str:
-    """Format known figures, for example ``box AP 43.4, mask AP 39.1``."""
+def format_metrics(row: 'Row', values: Mapping[str, object]) -> str:
+    """Format known metrics, for example ``box AP 43.4, mask AP 39.1``."""
     known = [(m.title, values[m.column]) for m in row.metrics if values.get(m.column) not in (None, '')]
     return ', '.join(f'{title} {value}' for title, value in known) or UNKNOWN
 

@@ -192,7 +192,7 @@ def test_a_changed_layer_is_not_bypassed(config: Config, name: str, change: str)
 
 @pytest.mark.parametrize('change', CHANGES)
 @pytest.mark.parametrize('name', ['fc1', 'fc2'])
-def test_a_changed_layer_of_an_mlp_is_not_chunked_away(name: str, change: str) -> None:
+def test_chunks_do_not_bypass_a_changed_layer_of_an_mlp(name: str, change: str) -> None:
     torch.manual_seed(0)
     expected = Mlp(8, 16).double()
     changed = copy.deepcopy(expected)
@@ -267,7 +267,7 @@ def test_the_cache_is_bounded(empty_cache: dict[Any, Tensor], monkeypatch: pytes
 
 
 @pytest.mark.usefixtures('empty_cache')
-def test_a_mask_built_in_inference_mode_serves_training() -> None:
+def test_a_mask_built_in_inference_mode_can_be_used_in_training() -> None:
     mixer, x = MIXERS['softmax windows'](), tokens()
     with torch.inference_mode():
         mixer(x, HW)
@@ -288,7 +288,7 @@ def test_traced_masks_are_not_cached(empty_cache: dict[Any, Tensor]) -> None:
     torch.testing.assert_close(torch.export.export(mixer, (x, HW)).module()(x, HW), expected)
 
 
-def test_the_cache_is_no_part_of_a_module() -> None:
+def test_the_cache_is_not_part_of_a_module() -> None:
     mixer, x = MIXERS['softmax windows'](), tokens()
     size, keys = len(pickle.dumps(mixer)), set(mixer.state_dict())
     expected = mixer(x, HW)
@@ -298,7 +298,7 @@ def test_the_cache_is_no_part_of_a_module() -> None:
     torch.testing.assert_close(pickle.loads(pickle.dumps(mixer))(x, HW), expected)
 
 
-def test_a_changed_relative_position_table_is_used_at_once() -> None:
+def test_a_changed_relative_position_table_is_used_immediately() -> None:
     """Only the index is cached, so changes that bypass autograd's version counter are seen."""
     mixer, x = MIXERS['softmax windows']().eval(), tokens()
     with torch.no_grad():

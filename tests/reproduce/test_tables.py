@@ -1,4 +1,4 @@
-"""Tables of the paper: the config and the expected figures of each row, and the measured results."""
+"""Tables of the paper: the config and the expected values of each row, and the measured results."""
 
 from pathlib import Path
 
@@ -30,26 +30,26 @@ def test_a_row_is_named_after_its_config(stem: str, name: str) -> None:
 
 
 @pytest.mark.parametrize('name', ['coco', 'ade20k', 'digits'])
-def test_every_line_of_expected_figures_has_a_config(name: str) -> None:
+def test_every_line_of_expected_values_has_a_config(name: str) -> None:
     table = TABLES[name]
     assert table.expected
     assert set(table.expected) <= set(table.rows)
 
 
-def test_every_imagenet_figure_has_a_config_or_is_a_known_exception() -> None:
+def test_every_imagenet_value_has_a_config_or_is_a_known_exception() -> None:
     """The exceptions are baselines at resolutions without a config, used only for comparison."""
     table = TABLES['imagenet']
     used = {(row.source, *row.expected.values()) for row in table.rows.values() if row.expected}
     unused = {
         key
-        for key, figure in table.expected.items()
-        if figure.values and (figure.source, *figure.values.values()) not in used
+        for key, expected in table.expected.items()
+        if expected.values and (expected.source, *expected.values.values()) not in used
     }
     assert unused <= {'deit-small@224', 'deit-base@224', 'swin-base@384', 'cswin-base@384'}
     assert not [key for key in unused if key.startswith('inline-')]
 
 
-def test_expected_figures_are_those_of_the_paper() -> None:
+def test_expected_values_are_those_of_the_paper() -> None:
     imagenet = TABLES['imagenet']
     assert imagenet.row('inline-swin-tiny').expected == {'top1': 82.4}
     assert imagenet.row('inline-swin-base-384').expected == {}
@@ -67,9 +67,9 @@ def test_expected_figures_are_those_of_the_paper() -> None:
 def test_every_source_is_explained() -> None:
     explained = (ROOT / 'results' / 'paper' / 'README.md').read_text()
     for table in TABLES.values():
-        for figure in table.expected.values():
-            if figure.source and table.name != 'digits':
-                assert f'`{figure.source.split(" (+")[0]}`' in explained
+        for expected in table.expected.values():
+            if expected.source and table.name != 'digits':
+                assert f'`{expected.source.split(" (+")[0]}`' in explained
 
 
 def test_weights_of_a_row() -> None:

@@ -1,4 +1,4 @@
-"""OpenMMLab's metafiles: complete, up to date, and measured figures separate from published ones."""
+"""OpenMMLab's metafiles: complete, up to date, and measured values separate from published ones."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_every_config_of_a_paper_table_is_listed_once(unmeasured: dict[Path, str
     assert all(model['Config'].endswith(f'/{model["Name"]}.py') for model in models)
 
 
-def test_published_figures_are_never_results(unmeasured: dict[Path, str]) -> None:
+def test_published_values_are_never_results(unmeasured: dict[Path, str]) -> None:
     models = models_of(unmeasured)
     assert models[ROW.config.stem]['Metadata']['Expected'] == {
         'box AP': 36.7,
@@ -67,7 +67,7 @@ def test_published_figures_are_never_results(unmeasured: dict[Path, str]) -> Non
     assert not [name for name, model in models.items() if 'Results' in model]
 
 
-def test_measured_figures_are_results_of_their_row_only(tmp_path: Path) -> None:
+def test_measured_values_are_results_of_their_row_only(tmp_path: Path) -> None:
     values = {'row': ROW.name, 'box_ap': '12.30', 'mask_ap': '4.50', 'digest': 'x'}
     append_measured(ROW.table, tmp_path, values)
     models = models_of(render_metafiles(tmp_path))

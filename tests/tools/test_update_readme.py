@@ -59,7 +59,7 @@ def test_models_are_listed_with_their_published_accuracy() -> None:
     assert len(lines) == 15
 
 
-def test_the_transfer_table_has_only_published_figures() -> None:
+def test_the_transfer_table_has_only_published_results() -> None:
     _, *rows = table_source('transfer')
     assert ['inline-swin-tiny_upernet_160k', 'mIoU', '45.57', '44.51'] in rows
-    assert all(name.startswith('inline-') and figure for name, _, figure, _ in rows)
+    assert all(name.startswith('inline-') and value for name, _, value, _ in rows)
