@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from inline.analysis.probe_runs import draw_probes, plan_runs, run_probes, table_rows
+from inline.analysis.probe_runs import draw_probes, plan_runs, run_probes, summarize, table_rows
 from inline.analysis.probes import MIXER_ROWS, PROBES, STEPS
 from inline.utils.atomic import make_folder
 from inline.utils.errors import OneLineParser, exit_on_user_error
@@ -22,10 +22,10 @@ def main() -> None:
     runs = plan_runs(tasks, mixers, args.seeds, args.steps)
     tasks, mixers = ([*dict.fromkeys(names)] for names in (tasks, mixers))
     make_folder('--out', args.out)
-    scores = run_probes(runs, args.out / 'runs.csv', args.workers)
-    rows = table_rows(scores, tasks, mixers)
+    accuracies = summarize(run_probes(runs, args.out / 'runs.csv', args.workers))
+    rows = table_rows(accuracies, tasks, mixers)
     write_csv(args.out / 'table.csv', rows[0], rows[1:])
-    draw_probes(scores, tasks, mixers, args.out / 'probes.png')
+    draw_probes(accuracies, tasks, mixers, args.out / 'probes.png')
     print(*align(rows, right=range(1, len(rows[0]))), sep='\n')
     print(f'seeds: {args.seeds}, steps: {args.steps}; wrote table.csv, probes.png and runs.csv to {args.out}')
 

@@ -57,6 +57,8 @@ class ProbeRun:
 
 # Mean and standard deviation in percent; None for a single seed.
 Accuracy = tuple[float, float | None]
+# By mixer and task.
+Accuracies = dict[tuple[str, str], Accuracy]
 
 
 def plan_runs(tasks: Sequence[str], mixers: Sequence[str], seeds: int, steps: int) -> list[ProbeRun]:
@@ -134,7 +136,7 @@ def _read_lines(path: Path) -> list[dict[str, str]]:
     return lines
 
 
-def summarize(scores: dict[ProbeRun, Score]) -> dict[tuple[str, str], Accuracy]:
+def summarize(scores: dict[ProbeRun, Score]) -> Accuracies:
     """Return the accuracy over seeds by mixer and task."""
     accuracies: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run, score in scores.items():
@@ -144,9 +146,8 @@ def summarize(scores: dict[ProbeRun, Score]) -> dict[tuple[str, str], Accuracy]:
     }
 
 
-def table_rows(scores: dict[ProbeRun, Score], tasks: Sequence[str], mixers: Sequence[str]) -> list[list[str]]:
+def table_rows(accuracies: Accuracies, tasks: Sequence[str], mixers: Sequence[str]) -> list[list[str]]:
     """Return a header, the rows for chance and best possible, and one row per mixer."""
-    accuracies = summarize(scores)
     return [
         ['mixer', *(f'{task} (%)' for task in tasks)],
         ['chance', *(f'{100 * PROBES[task].chance:.1f}' for task in tasks)],
@@ -155,11 +156,8 @@ def table_rows(scores: dict[ProbeRun, Score], tasks: Sequence[str], mixers: Sequ
     ]
 
 
-def draw_probes(
-    scores: dict[ProbeRun, Score], tasks: Sequence[str], mixers: Sequence[str], path: Path
-) -> None:
+def draw_probes(accuracies: Accuracies, tasks: Sequence[str], mixers: Sequence[str], path: Path) -> None:
     """Draw one bar per mixer, with one panel per task."""
-    accuracies = summarize(scores)
     figure = Figure(figsize=(2.2 + 3.4 * len(tasks), 1.5 + 0.24 * len(mixers)), layout='constrained')
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):

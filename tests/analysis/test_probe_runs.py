@@ -40,7 +40,7 @@ def test_table_contains_mean_deviation_chance_and_best() -> None:
         for seed, value in enumerate((0.9, 1.0, 0.8))
     } | {ProbeRun('neighbour', 'InLine', 0, 5): Score(0.5, 8 / 63, 1.0)}
     assert summarize(scores)['InLine', 'length'] == pytest.approx((90, 10))
-    assert table_rows(scores, ['length', 'neighbour'], ['InLine']) == [
+    assert table_rows(summarize(scores), ['length', 'neighbour'], ['InLine']) == [
         ['mixer', 'length (%)', 'neighbour (%)'],
         ['chance', '25.0', '12.7'],
         ['best possible', '100.0', '100.0'],
@@ -49,12 +49,7 @@ def test_table_contains_mean_deviation_chance_and_best() -> None:
 
 
 def test_figure_of_one_task_and_one_mixer(tmp_path: Path) -> None:
-    draw_probes(
-        {ProbeRun('length', 'Softmax', 0, 5): Score(0.5, 0.25, 1.0)},
-        ['length'],
-        ['Softmax'],
-        tmp_path / 'a.png',
-    )
+    draw_probes({('Softmax', 'length'): (50.0, None)}, ['length'], ['Softmax'], tmp_path / 'a.png')
     assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
 
 
