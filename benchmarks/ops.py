@@ -22,13 +22,15 @@ from benchmarks.plain import to_plain
 from inline.benchmark import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
 from inline.benchmark.figure5 import DEIT_TINY, PVT_HEADS
 from inline.benchmark.hardware import add_timing_flags, check_counts, choose_device
+from inline.models.backbones.common import MIN_SIZE
 from inline.models.backbones.cswin import ARCHS as CSWIN
 from inline.models.backbones.deit import ARCHS as DEIT
 from inline.models.backbones.pvt import ARCHS as PVT
 from inline.models.backbones.swin import ARCHS as SWIN
 from inline.models.mixers import MIXERS, AttentionInputs, InLineMixer, SoftmaxMixer, build_mixer, merge_heads
 from inline.ops import softmax_attention_naive
-from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.arguments import parse_size
+from inline.utils.errors import OneLineParser, exit_on_user_error
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 # Largest number of softmax weights for naive softmax. Above it, SDPA is timed with few repetitions.
@@ -208,7 +210,7 @@ def main() -> None:
     device = choose_device(args.device)
     prepare_for_timing(args.threads)
     names = ('InLine', *(name for name in args.peers if name != 'InLine'))
-    sizes = tuple(parse_size(size) for size in args.sizes)
+    sizes = tuple(parse_size('--sizes', size, MIN_SIZE) for size in args.sizes)
     writer = csv.writer(sys.stdout, lineterminator='\n')
     writer.writerow(COLUMNS)
     for shape in shapes(sizes):
@@ -230,14 +232,6 @@ def main() -> None:
             settings = (args.batch, args.threads, args.dtype, describe_machine(device))
             writer.writerow([*columns, pass_name, name, *times, *ratios, *settings])
             sys.stdout.flush()
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Return '224' or '800x1280' as (height, width)."""
-    sides = text.split('x')
-    if len(sides) > 2 or not all(side.isdigit() and int(side) >= 32 for side in sides):
-        raise UserError(f'size {text!r}: must be one side or HEIGHTxWIDTH, each at least 32')
-    return int(sides[0]), int(sides[-1])
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Convert a checkpoint of InLine's authors to our parameter names, or strip a checkpoint of ours to weights.
 
-The model is recognized from the weights. If weights are unknown, missing or have a wrong shape, they are
+The model is identified from the weights. If weights are unknown, missing or have a wrong shape, they are
 listed and nothing is written. No code in the file is run. The suffix of OUT selects the format. Other tools
 accept the authors' files directly, without conversion.
 """

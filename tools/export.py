@@ -7,13 +7,13 @@ See docs/export.md for the contents of the file and how to run it.
 """
 
 import argparse
-import re
 import signal
 from pathlib import Path
 
 from inline.engine.flags import add_cfg_options, add_data_root, add_trust
 from inline.openmmlab.patches import apply_patches
-from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.arguments import parse_size
+from inline.utils.errors import OneLineParser, exit_on_user_error
 
 FORMATS = ('onnx', 'torch-export', 'aoti')
 
@@ -44,7 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     # SIGTERM raises like Ctrl-C: temporary files are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    size = parse_size(args.size) if args.size else None
+    size = parse_size('--size', args.size) if args.size else None
     apply_patches()
     from inline.apis.export.run import ExportOptions, export
     from inline.apis.loading import find_config
@@ -74,13 +74,6 @@ def main() -> None:
     with trust_checkpoints(args.trust_checkpoint):
         for line in export(cfg, options):
             print(line, flush=True)
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r'(\d+)(?:[x×](\d+))?', text)
-    if match is None:
-        raise UserError(f'--size {text!r}: give one side or HEIGHTxWIDTH, for example 224 or 480x640')
-    return int(match[1]), int(match[2] or match[1])
 
 
 if __name__ == '__main__':

@@ -29,7 +29,7 @@ class StepTimer(Hook):
 
     This hook runs first, before and after a step; :class:`EndOfHooks` runs last. The time between is that of
     the other hooks. Between the last hook after a step and the first one before the next step, the loop waits
-    for data. With several processes, every second step skips the gradient synchronization: the difference in
+    for data. With several processes, every second step skips the gradient synchronisation: the difference in
     the backward pass is the communication time.
 
     Args:
@@ -95,7 +95,7 @@ class StepTimer(Hook):
         return {**medians, 'backward': backward, 'communication': synchronized - backward}
 
     def _alternating(self, model: torch.nn.Module, train_step: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `train_step` to skip the gradient synchronization of DDP in every second step."""
+        """Wrap `train_step` to skip the gradient synchronisation of DDP in every second step."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._is_unsynchronized = not self._is_unsynchronized

@@ -5,6 +5,7 @@ types are checked strictly against the annotations: True and 2.0 are not integer
 """
 
 import inspect
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -128,6 +129,15 @@ def check_positive(name: str, value: int | None) -> None:
     check_type(name, value, int)
     if value < 1:
         raise UserError(f'{name} {value}: must be at least 1')
+
+
+def parse_size(flag: str, text: str, minimum: int = 1) -> tuple[int, int]:
+    """Return (height, width) from the value of a flag, such as '224' or '480x640'."""
+    match = re.fullmatch(r'(\d+)(?:[x×](\d+))?', text)
+    size = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if min(size) < minimum:
+        raise UserError(f'{flag} {text!r}: must be one side or HEIGHTxWIDTH, each at least {minimum}')
+    return size
 
 
 def hint(name: Any, known: Mapping[str, Any] | Sequence[str]) -> str:

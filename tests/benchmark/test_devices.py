@@ -22,7 +22,7 @@ META = torch.device('meta')
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Pretend that there is a GPU; return the devices that were synchronized."""
+    """Pretend that there is a GPU; return the devices that were synchronised."""
     synchronized: list[torch.device] = []
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
     monkeypatch.setattr('torch.cuda.get_device_name', lambda device: f'a GPU named {device}')

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import ops, speed
 from inline.benchmark import CPU
-from inline.utils.errors import UserError, exit_on_user_error
+from inline.utils.errors import exit_on_user_error
 
 SHAPE = ops.Shape('PVT', (36, 52), 0, 8, 2, 1, (9, 13))
 
@@ -70,12 +70,6 @@ def test_command_writes_a_row_per_peer_and_pass(
         assert float(row['median ms']) > 0
         assert float(row['peak MB']) > 0
         assert row['repetitions'] == '1'
-
-
-@pytest.mark.parametrize('text', ['abc', '10', '64x64x64', '64x8'])
-def test_invalid_size_raises(text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        ops.parse_size(text)
 
 
 @pytest.mark.parametrize(

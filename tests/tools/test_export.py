@@ -222,7 +222,7 @@ def test_file_with_different_outputs_is_not_written(
 
 INVALID = {
     'format': ('classification', ['--format', 'tflite'], "argument --format: invalid choice: 'tflite'"),
-    'size': ('classification', ['--size', 'big'], "--size 'big': give one side or HEIGHTxWIDTH"),
+    'size': ('classification', ['--size', 'big'], "--size 'big': must be one side or HEIGHTxWIDTH"),
     'small': ('classification', ['--size', '16'], '--size 16x16: each side must be from 32 to 16384 pixels'),
     'small and open': (
         'classification',

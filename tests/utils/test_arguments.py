@@ -13,6 +13,7 @@ from inline.utils.arguments import (
     checked,
     format_value,
     parameters_of,
+    parse_size,
 )
 from inline.utils.errors import UserError
 
@@ -147,3 +148,16 @@ def test_numbers_below_one_are_rejected(value: int) -> None:
     check_positive('--steps', None)
     with pytest.raises(UserError, match=f'^--steps {value}: must be at least 1$'):
         check_positive('--steps', value)
+
+
+def test_sizes_are_one_side_or_height_and_width() -> None:
+    assert parse_size('--size', '224') == (224, 224)
+    assert parse_size('--size', '480x640', 32) == (480, 640)
+
+
+@pytest.mark.parametrize('text', ['abc', '10', '64x64x64', '64x8', '-64', ''])
+def test_invalid_sizes_are_rejected(text: str) -> None:
+    with pytest.raises(
+        UserError, match=f"^--size '{text}': must be one side or HEIGHTxWIDTH, each at least 32$"
+    ):
+        parse_size('--size', text, 32)
