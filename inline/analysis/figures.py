@@ -17,10 +17,9 @@ from torch import Tensor
 
 from inline.analysis.injectivity import QUERY_LENGTHS, CollinearQueries
 from inline.analysis.maps import LayerMaps, Pixel
+from inline.utils.drawing import CHART_COLORS
 from inline.utils.tables import Cell
 
-# One colour per model.
-COLORS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7f6000', '#d6519b')
 GRAY = '#777777'
 LENGTH_COLORS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
 DPI = 160
@@ -88,7 +87,7 @@ def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path:
         for i, (label, total) in enumerate(totals.items()):
             axes = figure.add_subplot(grid[divmod(i, columns)], sharex=first, sharey=first)
             first = first or axes
-            axes.hist(total, bins=bins, color=COLORS[i % len(COLORS)])
+            axes.hist(total, bins=bins, color=CHART_COLORS[i % len(CHART_COLORS)])
             _format_pair_axis(axes)
             axes.set_xlim(bins[0], bins[-1])
             axes.set_title(f'{label}\nmean: {total.mean():,.1f}', fontsize=10)
@@ -289,7 +288,7 @@ def _new_figure(path: Path, width: float, height: float, **style: Any) -> Iterat
 
 
 def _plot(axes: Any, values: Any, index: int, **style: Any) -> None:
-    color = COLORS[index % len(COLORS)]
+    color = CHART_COLORS[index % len(CHART_COLORS)]
     axes.plot(values, **{'color': color, 'marker': 'o', 'markersize': 4, 'linewidth': 1.8, **style})
 
 

@@ -20,13 +20,14 @@ from tqdm import tqdm
 
 from inline.analysis.probes import MIXER_ROWS, PROBES, SETTINGS, Score, run_probe
 from inline.utils.arguments import check_choice, check_positive
+from inline.utils.drawing import CHART_COLORS
 from inline.utils.errors import UserError
 from inline.utils.tables import format_mean_std, write_csv
 
 COLUMNS = ('task', 'mixer', 'seed', 'steps', 'accuracy', 'chance', 'best', 'config', 'settings')
 QUESTIONS = {'length': 'How long is the query?', 'neighbour': 'What is to the right of a token?'}
 # By prefix of the row's name; the empty prefix matches all other mixers.
-COLORS = {'InLine': '#2f7de1', 'Linear': '#e2711d', '': '#7b8794'}
+COLORS = {'InLine': CHART_COLORS[0], 'Linear': CHART_COLORS[1], '': '#7b8794'}
 GROUPS = {'InLine': 'InLine', 'Linear': 'plain linear attention', '': 'softmax and other linear attention'}
 
 

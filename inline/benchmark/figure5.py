@@ -4,7 +4,6 @@
 softmax models have their published architectures and use torch's fused attention.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
@@ -22,13 +21,14 @@ from torch import nn
 from inline.benchmark.timing import BenchmarkSettings, interleave, make_inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 from inline.models.backbones import deit, pvt
-from inline.utils.tables import write_csv
+from inline.utils.drawing import CHART_COLORS
+from inline.utils.tables import read_csv, write_csv
 
 WINDOWS = (7, 14, 28, 56)
 RESOLUTIONS = (224, 384, 512, 640, 768, 1024)
 # Sizes by their letter in the paper.
 ARCHS = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
-COLORS = {'InLine': '#2f7de1', 'softmax': '#e2711d'}
+COLORS = dict(zip(('InLine', 'softmax'), CHART_COLORS, strict=False))
 
 
 # The published softmax models have heads of 64 channels, InLine has heads of 32.
@@ -118,8 +118,7 @@ def measure_figure5(accuracies: Path, settings: BenchmarkSettings, conditions: s
 
 
 def accuracy_pairs(accuracies: Path) -> Iterator[Pair]:
-    with accuracies.open(newline='') as file:
-        published = {row['model']: row['top1'] for row in csv.DictReader(file) if row['resolution'] == '224'}
+    published = {row['model']: row['top1'] for row in read_csv(accuracies) if row['resolution'] == '224'}
     for name, family in FAMILIES.items():
         for letter in family.sizes:
             size, arch = f'{name}-{letter}', ARCHS[letter]

@@ -9,8 +9,8 @@ from inline.analysis.probe_runs import ProbeRun
 from inline.reproduce.ablations import ABLATIONS, format_seeds
 from inline.reproduce.generated_files import markdown_table
 from inline.reproduce.report.page import render_template
-from inline.reproduce.tables import read_csv
 from inline.utils.errors import UserError
+from inline.utils.tables import read_csv
 
 _TEMPLATE = Path(__file__).with_name('claims.html')
 COMPONENTS = ABLATIONS['components'].rows['digits']

@@ -9,8 +9,9 @@ import yaml
 from inline.checkpoints.official import OFFICIAL, find_link
 from inline.reproduce.measure import find_measured
 from inline.reproduce.provenance import PROVENANCE, ROOT
-from inline.reproduce.tables import MEASURED, PAPER, TABLES, Row, Table, read_csv
+from inline.reproduce.tables import MEASURED, PAPER, TABLES, Row, Table
 from inline.utils.errors import UserError
+from inline.utils.tables import read_csv
 
 CODE = 'https://github.com/LeapLabTHU/InLine'
 COLLECTION = {

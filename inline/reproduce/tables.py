@@ -4,7 +4,6 @@ Rows are named after their config: ``inline-pvt-small`` on ImageNet, ``inline-pv
 COCO, ``inline-pvt-tiny_semantic-fpn_40k`` on ADE20K.
 """
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from inline.engine.config import load_config, starting_checkpoints
 from inline.reproduce.provenance import ROOT
 from inline.utils.arguments import check_choice
 from inline.utils.errors import UserError
+from inline.utils.tables import read_csv
 
 PAPER = ROOT / 'results' / 'paper'
 MEASURED = ROOT / 'results' / 'measured'
@@ -185,11 +185,6 @@ def expected_key(line: Mapping[str, str]) -> str:
     schedule = line.get('schedule') or line['iterations']
     head = {'SemanticFPN': 'semantic-fpn'}.get(head, head.lower().replace(' ', '-').replace('r-cnn', 'rcnn'))
     return f'{_slug(line["backbone"])}_{head}_{schedule}'
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline='') as file:
-        return list(csv.DictReader(file))
 
 
 @cache

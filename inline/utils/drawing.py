@@ -1,4 +1,4 @@
-"""Drawing of boxes, masks and label maps, and the colours of classes.
+"""Drawing of boxes, masks and label maps, and the colours of classes and charts.
 
 All images are RGB arrays (H, W, 3) of uint8. The functions enlarge an image by an integer factor before they
 draw on it, to keep text readable on small images.
@@ -47,6 +47,8 @@ BASE_PALETTE: tuple[Color, ...] = (
 # Saturation and value of further colours.
 _LEVELS = ((0.85, 0.95), (0.6, 1.0), (0.95, 0.7))
 
+# Lines and bars of charts.
+CHART_COLORS = ('#2f7de1', '#e2711d', '#2a9d5c', '#8e44ad', '#c0392b', '#17a2a2', '#7f6000', '#d6519b')
 WHITE: Color = (255, 255, 255)
 BLACK: Color = (0, 0, 0)
 _MASK_OPACITY = 0.4

@@ -50,6 +50,12 @@ def format_mean_std(mean: float, std: float | None) -> str:
     return f'{mean:,.1f}' if std is None else f'{mean:,.1f} ± {std:,.1f}'
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file by column name."""
+    with path.open(newline='') as file:
+        return list(csv.DictReader(file))
+
+
 def write_csv(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell] | Mapping[str, Cell]]
 ) -> None:

@@ -1,6 +1,5 @@
 """The models, the table and the drawing of Figure 5."""
 
-import csv
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from inline.benchmark.figure5 import (
     window_pairs,
     write_points,
 )
+from inline.utils.tables import read_csv
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / 'results' / 'paper' / 'imagenet.csv'
@@ -73,8 +73,7 @@ def test_figure_is_written_as_csv_and_png(tmp_path: Path) -> None:
     ]
     write_points(points, tmp_path / 'figure5.csv')
     draw_figure5(points, tmp_path / 'figure5.png')
-    with (tmp_path / 'figure5.csv').open(newline='') as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / 'figure5.csv')
     assert len(rows) == 12
     assert rows[0]['conditions'] == '1 thread'
     assert (tmp_path / 'figure5.png').read_bytes().startswith(b'\x89PNG')

@@ -1,6 +1,5 @@
 """Soak test: growth is detected despite noise and peaks, and noise alone passes."""
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from inline.benchmark.soak import Sample, fit_line, judge, take_sample
 from inline.utils.errors import UserError
+from inline.utils.tables import read_csv
 from tests.conftest import run_tool
 
 
@@ -118,8 +118,7 @@ def test_short_run_is_sampled_judged_and_plotted(digit_scenes: Path, tmp_path: P
     # Such a short run may still grow. It must have been sampled to the end.
     assert done.returncode in (0, 1), done.stderr
     assert ('passed' if done.returncode == 0 else 'FAILED') in done.stdout.splitlines()[-1]
-    with (tmp_path / 'soak.csv').open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / 'soak.csv')
     assert len(rows) >= 10
     assert all(float(row['main']) > 0 for row in rows)
     assert (tmp_path / 'soak.png').stat().st_size > 10_000

@@ -25,6 +25,7 @@ from inline.reproduce.claims import (
     write_page,
 )
 from inline.utils.errors import UserError
+from inline.utils.tables import read_csv
 from tests.conftest import run_tool
 from tests.reproduce.report.report_helpers import MALICIOUS_NAMES, Page, assert_harmless
 
@@ -249,8 +250,7 @@ def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stdout.count('already done') == 2
     assert 'training' not in again.stdout
-    with (folder / 'results.csv').open(newline='') as file:
-        lines = list(csv.DictReader(file))
+    lines = read_csv(folder / 'results.csv')
     assert [(line['row'], line['seed']) for line in lines] == [('softmax', '0'), ('inline', '0')]
     for column in ('commit', 'hardware', 'versions', 'date', 'config_digest', 'data_digest'):
         assert lines[0][column]

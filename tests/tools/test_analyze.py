@@ -3,7 +3,6 @@
 Most commands run in the test process, which saves importing the toolboxes again.
 """
 
-import csv
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from inline.engine.logs import read_test_metrics
+from inline.utils.tables import read_csv
 from tests.conftest import run_tool
 from tests.tools.conftest import Run
 
@@ -53,11 +53,6 @@ def analyze(run_here: Run) -> Run:
     return partial(run_here, 'analyze')
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def assert_is_figure(path: Path) -> None:
     image = cv2.imread(str(path))
     assert image is not None
@@ -79,7 +74,7 @@ def test_illustration_needs_no_model(tmp_path: Path) -> None:
     assert done.stdout.split()[0] == 'attention'
     weights = {
         (row['attention'], row['query length'], row['key']): float(row['weight'])
-        for row in read(tmp_path / 'illustration.csv')
+        for row in read_csv(tmp_path / 'illustration.csv')
     }
     assert len(weights) == 3 * 4 * 5
     assert abs(weights['linear', '1.0', '1'] - weights['linear', '4.0', '1']) < 1e-6
@@ -95,7 +90,7 @@ def test_injectivity_counts_pairs_per_image_layer_and_head(
     code, _, errors = analyze('injectivity', *words, '--out', tmp_path)
     assert code == 0, errors
     assert '2/2' in errors[-1]
-    rows = read(tmp_path / 'injectivity.csv')
+    rows = read_csv(tmp_path / 'injectivity.csv')
     # Heads of the six layers.
     assert len(rows) == 2 * 2 * (2 + 4 + 4 + 8 + 8 + 12)
     assert {row['model'] for row in rows} == {'ours', 'theirs'}
@@ -111,7 +106,7 @@ def test_all_pairs_collide_with_a_large_tolerance(
 ) -> None:
     words = [*models['inline'], '--images', '1', '--layers', '2.1', '4.1', '--tolerance', '100']
     assert analyze('injectivity', *words, '--out', tmp_path)[0] == 0
-    rows = read(tmp_path / 'injectivity.csv')
+    rows = read_csv(tmp_path / 'injectivity.csv')
     assert {row['layer'] for row in rows} == {'2.1', '4.1'}
     assert all(row['colliding pairs'] == row['pairs'] for row in rows)
 
@@ -132,7 +127,7 @@ def test_locality_reports_share_and_chance_per_layer(
     )
     assert code == 0
     assert 'reduced: skipped layers 1.1, 2.1, 2.2, 3.1, 3.2, which have spatial reduction' in lines
-    rows = read(tmp_path / 'locality.csv')
+    rows = read_csv(tmp_path / 'locality.csv')
     assert [row['layer'] for row in rows] == 3 * LAYERS
     for row in rows:
         assert bool(row['with local terms (%)']) == (row['model'] == 'inline')
@@ -151,8 +146,8 @@ def test_masking_does_not_depend_on_the_batch_size(
     words = ['masking', *models['inline'], *models['softmax'], '--images', '3', '--windows', '3', '5']
     assert analyze(*words, '--out', tmp_path / 'a', '--batch-size', '3')[0] == 0
     assert analyze(*words, '--out', tmp_path / 'b', '--batch-size', '1')[0] == 0
-    rows = read(tmp_path / 'a' / 'masking.csv')
-    assert rows == read(tmp_path / 'b' / 'masking.csv')
+    rows = read_csv(tmp_path / 'a' / 'masking.csv')
+    assert rows == read_csv(tmp_path / 'b' / 'masking.csv')
     assert [(row['masked keys'], row['window']) for row in rows[:5]] == [
         ('none', '–'),
         ('local', '3×3'),
@@ -171,7 +166,7 @@ def test_unmasked_accuracy_equals_that_of_the_test_tool(
     assert (
         analyze('masking', *models['inline'], '--windows', '3', '--layers', '4.1', '--out', tmp_path)[0] == 0
     )
-    unmasked = float(read(tmp_path / 'masking.csv')[0]['top-1 (%)'])
+    unmasked = float(read_csv(tmp_path / 'masking.csv')[0]['top-1 (%)'])
     done = run_tool('tools/test.py', *models['inline'], '--work-dir', tmp_path / 'test')
     assert done.returncode == 0, done.stderr[-3000:]
     tested = read_test_metrics(tmp_path / 'test')
@@ -184,7 +179,7 @@ def test_maps_contain_the_chosen_queries_and_layers(
 ) -> None:
     words = ['--query', '0', '0', '--query', '47', '20', '--layers', '1.1', '3.2', '--out', tmp_path]
     assert analyze('maps', *models['inline'], photo, *words)[0] == 0
-    rows = read(tmp_path / 'maps_photo.csv')
+    rows = read_csv(tmp_path / 'maps_photo.csv')
     # Two queries on maps of 12×12 and 3×3, each with a 3×3 kernel.
     assert len(rows) == 2 * (144 + 9) + 2 * (9 + 9)
     for query in ('0', '47'):

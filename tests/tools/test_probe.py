@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from inline.utils.tables import read_csv
 from tests.conftest import run_tool
 
 QUICK = [
@@ -21,11 +22,6 @@ QUICK = [
 ]
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline='') as file:
-        return list(csv.DictReader(file))
-
-
 def write(path: Path, lines: list[dict[str, str]]) -> None:
     with path.open('w', newline='') as file:
         writer = csv.DictWriter(file, list(lines[0]), lineterminator='\n')
@@ -39,11 +35,11 @@ def test_interrupted_run_continues(tmp_path: Path) -> None:
     done = run_tool(*QUICK, '--out', tmp_path)
     assert done.returncode == 0, done.stderr
     assert '4/4' in done.stderr
-    lines = sorted(read(runs), key=lambda line: (line['task'], line['mixer']))
+    lines = sorted(read_csv(runs), key=lambda line: (line['task'], line['mixer']))
     assert [(line['task'], line['mixer'], line['seed']) for line in lines] == [
         (task, mixer, '0') for task in ('length', 'neighbour') for mixer in ('InLine', 'Linear-relu')
     ]
-    table = read(tmp_path / 'table.csv')
+    table = read_csv(tmp_path / 'table.csv')
     assert [row['mixer'] for row in table] == ['chance', 'best possible', 'InLine', 'Linear-relu']
     assert all(row['length (%)'] in done.stdout for row in table)
     assert (tmp_path / 'probes.png').read_bytes().startswith(b'\x89PNG')
@@ -54,7 +50,7 @@ def test_interrupted_run_continues(tmp_path: Path) -> None:
     again = run_tool(*QUICK, '--out', tmp_path)
     assert again.returncode == 0, again.stderr
     assert '2/2' in again.stderr
-    kept = read(runs)
+    kept = read_csv(runs)
     assert len(kept) == 5
     assert missing in kept
     assert changed in kept

@@ -1,12 +1,12 @@
 """tools/reproduce.py: rows of the digits table, trained and tested in real processes."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
 from inline.reproduce.provenance import path_digest
+from inline.utils.tables import read_csv
 from tests.conftest import run_tool
 
 QUICK = [
@@ -26,8 +26,7 @@ def words(results: Path, data: Path, iterations: int, *more: str | Path) -> list
 
 
 def read(results: Path) -> list[dict[str, str]]:
-    with (results / 'digits.csv').open(newline='') as file:
-        return list(csv.DictReader(file))
+    return read_csv(results / 'digits.csv')
 
 
 @pytest.mark.slow

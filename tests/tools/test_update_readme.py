@@ -1,12 +1,12 @@
 """Tables of the README and docs: generated from the CSV files and up to date."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from inline.reproduce.generated_files import markdown_table, table_source
 from inline.utils.errors import UserError
+from inline.utils.tables import read_csv
 from tests.conftest import ROOT
 from tools import update_readme
 
@@ -47,8 +47,8 @@ def test_a_markdown_table_has_a_header() -> None:
 def test_models_are_listed_with_their_published_accuracy() -> None:
     header, *rows = table_source('models')
     lines = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
-    with (ROOT / 'results' / 'paper' / 'imagenet.csv').open(newline='') as file:
-        paper = {(line['model'], line['resolution']): line['top1'] for line in csv.DictReader(file)}
+    published = read_csv(ROOT / 'results' / 'paper' / 'imagenet.csv')
+    paper = {(line['model'], line['resolution']): line['top1'] for line in published}
     for name, model, size in (('swin-tiny', 'Swin-T', '224'), ('cswin-base-384', 'CSwin-B', '384')):
         shown = lines[f'inline-{name}']
         assert shown['top-1, reported'] == paper[f'InLine-{model}', size]

@@ -25,7 +25,7 @@ from inline.reproduce.report.results import (
     table_rows,
 )
 from inline.reproduce.report.samples import DIGITS, SHUFFLE_SEED, Panel, Sample
-from inline.utils.drawing import BASE_PALETTE
+from inline.utils.drawing import BASE_PALETTE, CHART_COLORS
 
 _TEMPLATE = Path(__file__).with_name('template.html')
 _HEADLINES = {
@@ -37,7 +37,6 @@ _HEADLINES = {
 _DETECTORS = {'detection': 'fine-tuned', 'detection_scratch': 'from scratch'}
 # Placeholder for the text colour of the page, which differs between light and dark mode.
 _TEXT_COLOR = '#010203'
-_LINE_COLORS = ('#2f7de1', '#e2711d')
 _MARKERS = ('o', 's')
 _MAX_MARKED_POINTS = 40
 
@@ -108,7 +107,7 @@ def draw_chart(
     with mpl.rc_context(style):
         figure = Figure(figsize=(5.4, 3.3), layout='constrained')
         axes = figure.add_subplot()
-        for (label, curve), color, marker in zip(series.items(), _LINE_COLORS, _MARKERS, strict=False):
+        for (label, curve), color, marker in zip(series.items(), CHART_COLORS, _MARKERS, strict=False):
             if curve.steps:
                 (line,) = axes.plot(curve.steps, curve.values, label=label, color=color, linewidth=1.8)
                 if len(curve.steps) <= _MAX_MARKED_POINTS:
