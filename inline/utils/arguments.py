@@ -123,7 +123,7 @@ def check_range(name: str, value: float, low: float, high: float, alternatives: 
 
 
 def check_positive(name: str, value: int | None) -> None:
-    """Raise a :class:`UserError` unless `value` is an integer >= 1, or None for an option that was not given."""
+    """Raise a :class:`UserError` unless `value` is an integer >= 1, or None: the option was not given."""
     if value is None:
         return
     check_type(name, value, int)

@@ -23,9 +23,7 @@ def image() -> np.ndarray:
 
 def test_digit_scenes_use_the_base_palette() -> None:
     cfg = load_config(ROOT / 'configs' / 'digits' / 'semantic-fpn_inline-pvt-micro_digits.py')
-    assert [tuple(color) for color in cfg.test_dataloader.dataset.metainfo.palette[1:]] == list(
-        PALETTE[:10]
-    )
+    assert [tuple(color) for color in cfg.test_dataloader.dataset.metainfo.palette[1:]] == list(PALETTE[:10])
 
 
 def test_boxes_and_masks_have_the_class_color(image: np.ndarray) -> None:
