@@ -14,7 +14,8 @@ from inline.checkpoints.state_dict import (
     load_partial_state_dict,
     select_submodule,
 )
-from inline.checkpoints.unpickling import load_pickle, trust_checkpoints
+from inline.checkpoints.torch_format import trust_checkpoints
+from inline.checkpoints.unpickling import load_pickle
 
 __all__ = [
     'Checkpoint',

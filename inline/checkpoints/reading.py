@@ -1,7 +1,5 @@
 """Reading a checkpoint: the one function through which every entry point gets its weights."""
 
-import pickle
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from inline.checkpoints.official import OfficialModel, convert_official, is_official
+from inline.checkpoints.plain_data import RefusedError, check_dense
 from inline.checkpoints.safetensors_format import is_safetensors, read_safetensors
 from inline.checkpoints.sources import check_checkpoint, locate_checkpoint
 from inline.checkpoints.state_dict import StateDict, strip_prefix, subset
-from inline.checkpoints.unpickling import load_torch
-from inline.utils.errors import UserError
+from inline.checkpoints.torch_format import load_torch
+from inline.checkpoints.unpickling import NotPlainDataError
+from inline.utils.arguments import format_value
+from inline.utils.errors import UserError, printable
 
 # Where training scripts keep the weights, in order of preference: the moving average (EMA) first.
 WEIGHT_KEYS = ('state_dict_ema', 'model', 'state_dict')
@@ -45,7 +46,18 @@ class Checkpoint:
     def dataset_meta(self) -> Mapping[str, Any]:
         """Classes and palette of the training dataset; empty if the file does not say."""
         found = self.meta.get('dataset_meta')
-        return found if isinstance(found, Mapping) else {}
+        meta = dict(found) if isinstance(found, Mapping) else {}
+        names = meta.get('classes')
+        if names is not None:
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str | int) for name in names):
+                raise UserError(
+                    f'checkpoint {self.source!r}: its classes are {format_value(names)}, '
+                    'must be a list of names'
+                )
+            meta['classes'] = type(names)(printable(str(name)) for name in names)
+        if not _is_palette(meta.get('palette')):
+            meta.pop('palette', None)
+        return meta
 
 
 def read_checkpoint(source: str | Path, map_location: Any = 'cpu') -> Checkpoint:
@@ -104,17 +116,29 @@ def _find_state_dict(content: Any, source: str | Path) -> tuple[str | None, Stat
         for key in WEIGHT_KEYS:
             nested = content.get(key)
             if isinstance(nested, Mapping) and any(isinstance(value, Tensor) for value in nested.values()):
-                return key, strip_prefix(_tensors(nested), 'module.')
+                return key, strip_prefix(_tensors(nested, source), 'module.')
         if content and all(isinstance(value, Tensor) for value in content.values()):
-            return None, strip_prefix(_tensors(content), 'module.')
+            return None, strip_prefix(_tensors(content, source), 'module.')
     raise UserError(
         f'checkpoint {str(source)!r} contains no weights: expected tensors under one of '
         f'{", ".join(WEIGHT_KEYS)}, or a plain state dict'
     )
 
 
-def _tensors(state_dict: Mapping[Any, Any]) -> StateDict:
-    return subset(state_dict, lambda name: isinstance(state_dict[name], Tensor))
+def _tensors(state_dict: Mapping[Any, Any], source: str | Path) -> StateDict:
+    tensors = subset(state_dict, lambda name: isinstance(state_dict[name], Tensor))
+    for name, tensor in tensors.items():
+        check_dense(name, tensor, str(source))
+    return tensors
+
+
+def _is_palette(value: Any) -> bool:
+    """Return whether `value` is a list or array of colours; some datasets give a word instead."""
+    rows = value.tolist() if hasattr(value, 'tolist') else value
+    return isinstance(rows, list | tuple) and all(
+        isinstance(row, list | tuple) and len(row) == 3 and all(isinstance(part, int | float) for part in row)
+        for row in rows
+    )
 
 
 def _load(file: Any, name: str, map_location: Any) -> Any:
@@ -136,13 +160,14 @@ def _one_line_errors(checkpoint: str) -> Iterator[None]:
         # Errors of opening name the file. Others come from offsets beyond the end of a truncated file.
         reason = (error.strerror or error) if error.filename else 'it is damaged or not a checkpoint'
         raise UserError(f'{checkpoint} cannot be read: {reason}') from error
+    except NotPlainDataError as error:
+        raise UserError(
+            f'{checkpoint} contains {error.name}, which is not plain data; it was not loaded: if you '
+            'trust its origin, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py '
+            'loads it and runs the code in it'
+        ) from error
+    except RefusedError as error:
+        raise UserError(f'{checkpoint} cannot be loaded: {error}') from error
     except Exception as error:
         # Wrong bytes lead to all kinds of errors while unpickling.
-        foreign = re.search(r'(?:GLOBAL|class|function) (\S+)', str(error))
-        if foreign and isinstance(error, pickle.UnpicklingError):
-            raise UserError(
-                f'{checkpoint} contains {foreign[1]}, which is not plain data; it was not loaded: if you '
-                'trust its origin, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py '
-                'loads it and runs the code in it'
-            ) from error
         raise UserError(f'{checkpoint} cannot be read: it is damaged or not a checkpoint') from error

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from inline.models.layers import PositionEmbedding, RelativePositionBias
-from inline.utils.errors import UserError
+from inline.utils.errors import UserError, printable
 
 StateDict = Mapping[str, Tensor]
 
@@ -99,8 +99,8 @@ def load_partial_state_dict(model: nn.Module, state_dict: StateDict, source: str
         source: Where they come from, for messages.
 
     Raises:
-        UserError: If nothing matches or some blocks differ, that is for a different architecture. The model
-            is unchanged then.
+        UserError: If nothing matches or some blocks differ, that is for a different architecture; or if
+            weights are not finite. The model is unchanged then.
     """
     report = compare_state_dict(model, state_dict)
     different = [
@@ -113,6 +113,7 @@ def load_partial_state_dict(model: nn.Module, state_dict: StateDict, source: str
             f'checkpoint {source!r} has a different architecture than {type(model).__name__}: '
             f'{blocks}{report.describe()}'
         )
+    _check_finite(model, state_dict, report.matched, source)
     # Unexpected names stay in: modules of the toolboxes rename those of their earlier versions.
     model.load_state_dict(subset(state_dict, lambda name: name not in report.mismatched), strict=False)
     return report
@@ -125,6 +126,16 @@ def load_complete_state_dict(model: nn.Module, state_dict: StateDict, source: st
     if report.unexpected:
         _logger.warning('checkpoint %r: %s', source, report.describe())
     return report
+
+
+def find_nonfinite(state_dict: Mapping[str, Any]) -> str | None:
+    """Return the name of the first tensor that contains NaN or infinity, None if all are finite."""
+    for name, tensor in state_dict.items():
+        # Types of one byte have no such operator.
+        numbers = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+        if tensor.is_floating_point() and not numbers.isfinite().all():
+            return name
+    return None
 
 
 def check_complete(report: LoadReport, source: str) -> None:
@@ -141,9 +152,11 @@ def subset(state_dict: StateDict, keep: Callable[[str], bool], prefix: str = '')
     metadata = getattr(state_dict, '_metadata', None)
     if isinstance(metadata, Mapping):
         kept._metadata = {  # type: ignore[attr-defined]
-            module[len(prefix) :]: value
+            module[len(prefix) :]: {'version': value['version']}
             for module, value in metadata.items()
             if isinstance(module, str) and (module == prefix[:-1] or module.startswith(prefix))
+            # Modules compare their version with numbers.
+            if isinstance(value, Mapping) and isinstance(value.get('version'), int)
         }
     return kept
 
@@ -162,8 +175,24 @@ def strip_prefix(state_dict: StateDict, prefix: str) -> StateDict:
 
 def shorten(names: Collection[str]) -> str:
     """Join the first names; count the others."""
-    shown = ', '.join(list(names)[:_SHOWN])
+    shown = printable(', '.join(list(names)[:_SHOWN]))
     return shown if len(names) <= _SHOWN else f'{shown} and {len(names) - _SHOWN} more'
+
+
+def _check_finite(model: nn.Module, state_dict: StateDict, names: Collection[str], source: str) -> None:
+    """Raise a :class:`UserError` for a parameter that is not finite, or a buffer with NaN.
+
+    Every output of such a model would be NaN. Buffers may hold infinities, such as a mask.
+    """
+    buffers = {name for name, _ in model.named_buffers()}
+    parameters = {name: state_dict[name] for name in names if name not in buffers}
+    with_nan = (name for name in names if name in buffers and state_dict[name].isnan().any())
+    found = find_nonfinite(parameters) or next(with_nan, None)
+    if found is not None:
+        raise UserError(
+            f'checkpoint {source!r}: tensor {found!r} contains NaN or infinity: '
+            'its training diverged, take an earlier checkpoint'
+        )
 
 
 def _unbuilt_prefixes(model: nn.Module) -> Iterator[str]:

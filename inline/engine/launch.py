@@ -42,7 +42,7 @@ from inline.openmmlab.patches import (
     provide_wandb_join,
     use_inline_components,
 )
-from inline.utils.atomic import make_folder
+from inline.utils.atomic import check_links, make_folder
 from inline.utils.errors import UserError
 from inline.utils.nested import walk_dicts
 
@@ -141,7 +141,7 @@ def apply_training_flags(cfg: Config, args: argparse.Namespace) -> str | None:
 
 def prepare_run(cfg: Config) -> None:
     """Create the work directory, adapt the config to the hardware, and join the process group, if any."""
-    make_folder('--work-dir', Path(cfg.work_dir))
+    check_links(make_folder('--work-dir', Path(cfg.work_dir)))
     adapt_to_hardware(cfg)
     join_process_group(cfg)
 

@@ -12,15 +12,20 @@ from mmengine.config import Config, ConfigDict
 from mmengine.dist import all_gather_object, all_reduce, is_main_process
 
 from inline.checkpoints import read_file
+from inline.checkpoints.plain_data import RefusedError
 from inline.checkpoints.safetensors_format import SUFFIX
+from inline.checkpoints.torch_format import check_archive
 from inline.engine.distributed.setup import call_on_rank_zero, join_process_group
 from inline.engine.signals import RESTARTED_ENV
-from inline.utils.errors import UserError
+from inline.engine.training_state import check_progress
+from inline.utils.arguments import format_value
+from inline.utils.errors import UserError, printable
 
 # The checkpoint of a run that a signal stopped. Without a number in its name, the next one replaces it.
 PREEMPTED_NAME = 'preempted.pth'
 # Empty file in the work directory. Checkpoints that are newer than it belong to the current run.
 STARTED_NAME = 'started'
+_MAX_PATH = 4096
 
 
 def choose_start(cfg: Config, resume: str | None) -> str | None:
@@ -149,6 +154,7 @@ def read_state(path: str) -> dict[str, Any]:
             f'checkpoint {path!r} has no training state: only checkpoints of a training can be resumed; '
             '--pretrained starts from weights'
         )
+    check_progress(meta, path)
     if 'optimizer' not in content:
         raise UserError(
             f'checkpoint {path!r} has no optimizer state, as a best_….pth: resume from an '
@@ -186,9 +192,12 @@ def _verify_checksums(path: str) -> bool:
                 raise UserError(f'checkpoint {path!r} is damaged: its end is missing')
             return False
         with zipfile.ZipFile(path) as archive:
+            check_archive(archive, os.path.getsize(path))
             damaged = archive.testzip()
     except UserError:
         raise
+    except RefusedError as error:
+        raise UserError(f'checkpoint {path!r} cannot be loaded: {error}') from error
     except Exception as error:
         # Damaged bytes make zipfile and zlib raise errors of any type.
         raise UserError(f'checkpoint {path!r} is damaged: {str(error) or type(error).__name__}') from error
@@ -221,10 +230,17 @@ def _read_last_checkpoint(cfg: Config) -> str | None:
     file = Path(cfg.work_dir, 'last_checkpoint')
     if not file.is_file():
         return None
-    named = file.read_text(errors='replace').strip()
-    # The folder may have been moved or copied: a copy continues from its own files.
-    own = (folder / os.path.basename(named) for folder in _checkpoint_folders(cfg))
-    return next((str(path) for path in own if path.is_file()), named) or None
+    named = file.read_bytes()[:_MAX_PATH].decode(errors='replace').strip()
+    # The folder may have been moved or copied: a copy continues from its own files. Whatever the file says,
+    # nothing outside of these folders is read, and nothing is downloaded.
+    name = os.path.basename(named)
+    if '://' in named or name in ('.', '..') or not name.isprintable():
+        raise UserError(
+            f'{str(file)!r} names {format_value(named)}: must be a checkpoint in the work directory; '
+            'delete the file to resume from the newest checkpoint there'
+        )
+    own = [folder / name for folder in _checkpoint_folders(cfg)] if name else []
+    return next((str(path) for path in own if path.is_file()), str(own[-1]) if own else None)
 
 
 def _is_written_since(path: str, since: float) -> bool:
@@ -266,4 +282,4 @@ def _step_number(path: Path) -> int:
 
 def _print(line: str) -> None:
     if is_main_process():
-        print(line, flush=True)
+        print(printable(line), flush=True)

@@ -12,16 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
-from inline.checkpoints import compare_state_dict, load_partial_state_dict, read_checkpoint
+from inline.checkpoints import (
+    compare_state_dict,
+    load_complete_state_dict,
+    load_partial_state_dict,
+    read_checkpoint,
+)
 from inline.checkpoints.model_card import attention_tags, count_attention, describe_attention
 from inline.checkpoints.official import FAMILIES, OFFICIAL, OfficialModel
 from inline.checkpoints.sources import hub_name, locate_checkpoint
 from inline.models import InLineDeiT
 from inline.models.backbones.common import init_weights
 from inline.models.mixers.registry import MixersConfig
-from inline.utils.arguments import check_choice
+from inline.utils.arguments import (
+    check_arguments,
+    check_choice,
+    check_range,
+    format_value,
+    parameters_of,
+)
 from inline.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +62,10 @@ else:
 NAMES = {name.replace('-', '_'): model for name, model in OFFICIAL.items()}
 # May be missing without a warning: the output norms, which classifiers do not have, and the head.
 _OPTIONAL = ('backbone.out_norms.', 'head.')
+# Limits for a config.json from the Hub, checked before anything is built.
+MAX_CLASSES = 2**20
+MAX_STAGES = 16
+MAX_BLOCKS = 1000
 _logger = logging.getLogger('inline')
 
 
@@ -178,6 +194,12 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
             raise UserError(f'folder {name!r} does not exist, and a name on the Hub has the form user/model')
         try:
             model: InLineBackbone = super().from_pretrained(remote or name, **options)
+        except UserError:
+            raise
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            # The mixin parses config.json and expects a JSON object.
+            reason = format_value(str(error))
+            raise UserError(f'config.json of {name!r} is not a valid configuration: {reason}') from error
         except OSError as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
@@ -209,7 +231,12 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
         missing = sorted({'family', 'arch'} - arguments.keys())
         if missing:
             raise UserError(f'config.json of {model_id!r} has no {", ".join(missing)}')
-        model = cls(**arguments)
+        known_types = parameters_of(cls)  # type: ignore[arg-type]  # classes have a hash
+        check_arguments(arguments, known_types, f'config.json of {model_id!r}')
+        _check_sizes(arguments)
+        # Without memory: the weights show whether the sizes are real.
+        with torch.device('meta'):
+            model = cls(**arguments)
         path = locate_checkpoint(
             model_id if Path(model_id).is_dir() else f'hf_hub:{model_id}',
             revision=revision,
@@ -222,7 +249,8 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
         report = compare_state_dict(model, weights)
         if not report.exact:
             raise UserError(f'weights of {model_id!r} do not match its config.json: {report.describe()}')
-        model.load_state_dict(weights)
+        model = cls(**arguments)
+        load_complete_state_dict(model, weights, model_id)
         return model.to(map_location).eval()
 
     def _reduction(self, level: int) -> int:
@@ -306,6 +334,20 @@ def _last_stage(arch: str | Mapping[str, Any]) -> int:
     """Return the index of the last stage; all named archs have four stages."""
     depths = arch.get('depths') if isinstance(arch, Mapping) else None
     return max(len(depths), 1) - 1 if isinstance(depths, list | tuple) else 3
+
+
+def _check_sizes(arguments: Mapping[str, Any]) -> None:
+    """Raise for numbers of classes, stages and blocks that would take long to build, even without memory.
+
+    Widths and image sizes have limits of their own in the backbones.
+    """
+    check_range('num_classes', arguments.get('num_classes', 0), 0, MAX_CLASSES)
+    arch = arguments['arch']
+    for name, value in arch.items() if isinstance(arch, Mapping) else ():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        check_range(f'number of {name}', len(numbers), 1, MAX_STAGES)
+        if name in ('depth', 'depths'):
+            check_range(f'sum of {name}', sum(n for n in numbers if isinstance(n, int)), 1, MAX_BLOCKS)
 
 
 def _find(name: str) -> OfficialModel:

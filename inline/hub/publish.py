@@ -16,7 +16,7 @@ from inline.checkpoints import Checkpoint, compare_state_dict, read_checkpoint
 from inline.checkpoints.model_card import PublishedModelCard, count_attention
 from inline.checkpoints.official import FAMILIES
 from inline.checkpoints.safetensors_format import SUFFIX, write_checkpoint
-from inline.checkpoints.state_dict import StateDict
+from inline.checkpoints.state_dict import StateDict, find_nonfinite
 from inline.hub.backbones import InLineBackbone, create_backbone
 from inline.utils.errors import UserError
 
@@ -104,9 +104,9 @@ def publish(
 
 def check_finite(checkpoint: Checkpoint) -> None:
     """Raise a :class:`UserError` if a weight is infinite or NaN."""
-    for name, value in checkpoint.state_dict.items():
-        if value.is_floating_point() and not value.isfinite().all():
-            raise UserError(f'checkpoint {checkpoint.source!r} cannot be published: {name} is not finite')
+    name = find_nonfinite(checkpoint.state_dict)
+    if name is not None:
+        raise UserError(f'checkpoint {checkpoint.source!r} cannot be published: {name} is not finite')
 
 
 def clean_meta(meta: Mapping[str, Any]) -> dict[str, Any]:

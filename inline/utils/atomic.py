@@ -17,9 +17,11 @@ _TEMPORARY = re.compile(r'\..+\.\d+\.part')
 
 def atomic_write(path: str | Path, content: bytes) -> None:
     """Replace the file at `path` with `content` in one step, after all of it is on disk."""
-    # Follow a symbolic link: the link stays and its target is replaced.
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
+    target = Path(path)
+    # A symbolic link is replaced, not followed: in a folder from others it may point to any file. The links
+    # in /dev, such as /dev/stdout, are the system's.
+    is_foreign_link = target.is_symlink() and target.parent != Path('/dev')
+    if target.exists() and not target.is_file() and not is_foreign_link:
         # Write to devices and pipes directly; they must not be replaced.
         target.write_bytes(content)
         return
@@ -33,6 +35,9 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.part')
+    # A link of this name would be written through.
+    with suppress(OSError):
+        temporary.unlink()
     try:
         yield temporary
         with temporary.open('rb') as file:
@@ -52,6 +57,21 @@ def make_folder(flag: str, path: Path) -> Path:
     except OSError as error:
         raise UserError(f'{flag} {str(path)!r}: cannot create this folder: {error.strerror}') from error
     return path
+
+
+def check_links(folder: Path) -> None:
+    """Raise a :class:`UserError` for a symbolic link in `folder` that leads out of it.
+
+    A run writes logs, its config and checkpoints there, and must not write through the link.
+    """
+    inside = folder.resolve()
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise UserError(
+                    f'{str(path)!r} is a symbolic link to {os.readlink(path)!r}, outside of the folder: '
+                    'a run would write through it; remove the link or choose another --work-dir'
+                )
 
 
 def remove_temporary_files(folder: str | Path) -> list[str]:

@@ -17,7 +17,13 @@ _WORKER_PREFIX = re.compile(r'^Caught \w+ in DataLoader worker process \d+\.\n.*
 
 
 class UserError(ValueError):
-    """An error that the user can correct. The message quotes the value and says what is allowed."""
+    """An error that the user can correct. The message quotes the value and says what is allowed.
+
+    Values come from files of others, so the message is made :func:`printable`.
+    """
+
+    def __init__(self, message: str = '') -> None:
+        super().__init__(printable(message))
 
 
 class BadDataError(UserError):
@@ -66,6 +72,19 @@ class OneLineParser(argparse.ArgumentParser):
                     flag for parser in action.choices.values() for flag in parser._option_string_actions
                 ]
         return flags
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which could move the cursor of a terminal or hide text in it.
+
+    Line breaks and tabs stay. Names of tensors, classes and files from others are shown with this.
+    """
+    if text.isprintable():
+        return text
+    return ''.join(
+        char if char.isprintable() or char in '\n\t' else char.encode('unicode_escape').decode()
+        for char in text
+    )
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import pytest
 from mmengine.fileio import LocalBackend
 
 from inline.openmmlab.patches import write_files_atomically
-from inline.utils.atomic import atomic_write, remove_temporary_files
+from inline.utils.atomic import atomic_write, check_links, remove_temporary_files
+from inline.utils.errors import UserError
 
 
 @contextmanager
@@ -84,14 +85,37 @@ def test_folder_that_cannot_be_synchronized_is_tolerated(
     assert (tmp_path / 'x.pth').read_bytes() == b'new'
 
 
-def test_links_and_devices_are_kept(tmp_path: Path) -> None:
-    (tmp_path / 'target').mkdir()
-    (tmp_path / 'link').symlink_to(tmp_path / 'target' / 'x.pth')
+def test_links_are_replaced_and_devices_are_kept(tmp_path: Path) -> None:
+    (tmp_path / 'folder').mkdir()
+    target = tmp_path / 'folder' / 'x.pth'
+    target.write_bytes(b'old')
+    temporary = tmp_path / f'.link.{os.getpid()}.part'
+    for name in ('link', temporary.name):
+        (tmp_path / name).symlink_to(target)
     atomic_write(tmp_path / 'link', b'new')
-    assert (tmp_path / 'link').is_symlink()
-    assert (tmp_path / 'target' / 'x.pth').read_bytes() == b'new'
+    assert not (tmp_path / 'link').is_symlink()
+    assert (tmp_path / 'link').read_bytes() == b'new'
+    assert target.read_bytes() == b'old'
+    (tmp_path / 'device').symlink_to('/dev/full')
+    atomic_write(tmp_path / 'device', b'new')
+    assert (tmp_path / 'device').read_bytes() == b'new'
     atomic_write('/dev/null', b'new')
     assert Path('/dev/null').is_char_device()
+
+
+def test_links_that_lead_out_of_a_folder_are_refused(tmp_path: Path) -> None:
+    folder, outside = tmp_path / 'run', tmp_path / 'outside'
+    (folder / 'logs').mkdir(parents=True)
+    outside.mkdir()
+    (folder / 'latest.pth').symlink_to('iter_20.pth')
+    check_links(folder)
+    (tmp_path / 'alias').symlink_to(folder)
+    check_links(tmp_path / 'alias')
+    for name, target in (('started', outside / 'new'), ('20300101_000000', outside), ('logs/x', '../../y')):
+        (folder / name).symlink_to(target)
+        with pytest.raises(UserError, match=rf"{name}' is a symbolic link to .* outside of the folder"):
+            check_links(folder)
+        (folder / name).unlink()
 
 
 def test_only_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:

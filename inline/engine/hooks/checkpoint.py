@@ -15,6 +15,7 @@ from torch import nn
 from inline.checkpoints import compare_state_dict
 from inline.engine.distributed.setup import raise_on_all_ranks
 from inline.engine.loops import ResumableEpochTrainLoop
+from inline.engine.training_state import check_training_state
 from inline.registry import HOOKS
 from inline.utils.atomic import atomic_write, remove_temporary_files
 from inline.utils.errors import UserError
@@ -73,6 +74,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 raise UserError(
                     f'cannot resume from the checkpoint of a different model: {report.describe()}'
                 )
+            check_training_state(runner, checkpoint)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         runner.message_hub.update_info('iter_validated', runner.iter)

@@ -1,7 +1,6 @@
 """Drawings of sample predictions, chosen by a shuffle with a fixed seed."""
 
 import json
-import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pycocotools import mask as coco_mask
 
 from inline.apis.drawing import DEFAULT_SCORE_THR
 from inline.checkpoints import load_pickle
+from inline.checkpoints.unpickling import DamagedPickleError
 from inline.utils.drawing import BASE_PALETTE, Image, draw_instances, draw_label_map, draw_tag, enlarge
 from inline.utils.errors import UserError
 
@@ -62,7 +62,7 @@ def load_predictions(path: Path) -> list[Prediction]:
     try:
         with path.open('rb') as file:
             predictions: list[Prediction] = load_pickle(file)
-    except (FileNotFoundError, EOFError, pickle.UnpicklingError):
+    except (FileNotFoundError, DamagedPickleError):
         return []
     return predictions
 

@@ -1,0 +1,139 @@
+"""Checks of the training state in a checkpoint before a run takes it over.
+
+torch and MMEngine set it as it is. Optimizer kernels then read and write memory according to the shape of the
+parameter, not of the state, and a wrong type fails many steps later.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mmengine.optim import OptimWrapperDict
+from mmengine.runner import Runner
+from torch import Tensor
+from torch.optim import Optimizer
+
+from inline.utils.arguments import format_value
+from inline.utils.errors import UserError
+
+_HUB_KEYS = ('log_scalars', 'runtime_info', 'resumed_keys')
+
+
+def check_progress(meta: Mapping[str, Any], path: str) -> None:
+    """Raise a :class:`UserError` if epoch, iteration or seed in a checkpoint's meta is not a number."""
+    for name in ('epoch', 'iter', 'seed'):
+        value = meta.get(name)
+        is_count = type(value) is int and 0 <= value < 2**63
+        if not is_count and not (name == 'seed' and value is None):
+            raise UserError(
+                f'checkpoint {path!r} cannot be resumed: its {name} is {format_value(value)}, '
+                'must be a number from 0'
+            )
+
+
+def check_training_state(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` if the state in a checkpoint does not fit the optimizer and schedulers."""
+    hub = checkpoint.get('message_hub')
+    for key in _HUB_KEYS:
+        part = hub.get(key) if isinstance(hub, dict) else None
+        if not isinstance(part, dict) or not all(isinstance(name, str) for name in part):
+            raise _mismatch('its message hub', hub, f'must be a dict with {", ".join(_HUB_KEYS)}')
+    for name, value in checkpoint['message_hub']['runtime_info'].items():
+        if name.startswith('best_score') and not _is_number(value):
+            raise _mismatch(name, value, 'must be a number')
+    for name, optimizer, state in _optimizers(runner.optim_wrapper, checkpoint.get('optimizer')):
+        _check_optimizer(name, optimizer, state)
+    schedulers, saved = runner.param_schedulers, checkpoint.get('param_schedulers')
+    if isinstance(schedulers, list) and isinstance(saved, list):
+        for scheduler, state in zip(schedulers, saved, strict=False):
+            if not isinstance(state, dict):
+                raise _mismatch('a scheduler', state, 'must be a dict')
+            _check_kinds(type(scheduler).__name__, scheduler.state_dict(), state, vars(type(scheduler)))
+
+
+def _optimizers(wrapper: Any, state: Any) -> Iterator[tuple[str, Optimizer, Any]]:
+    """Yield every torch optimizer with its name in a wrapper of several ('' for one) and its saved state."""
+    if not isinstance(wrapper, OptimWrapperDict):
+        yield '', wrapper.optimizer, state
+        return
+    if not isinstance(state, dict) or state.keys() != dict(wrapper.items()).keys():
+        raise _mismatch('its optimizer state', state, 'must have an entry for each optimizer')
+    for name, one in wrapper.items():
+        yield f' of {name}', one.optimizer, state[name]
+
+
+def _check_optimizer(name: str, optimizer: Optimizer, saved: Any) -> None:
+    label = f'the optimizer state{name}'
+    groups, states = (
+        saved.get(key) if isinstance(saved, dict) else None for key in ('param_groups', 'state')
+    )
+    if not isinstance(groups, list) or not isinstance(states, dict):
+        raise _mismatch(label, saved, 'must be a dict with param_groups and state')
+    sizes = [len(group['params']) for group in optimizer.param_groups]
+    found = [
+        len(group['params']) if isinstance(group, dict) and isinstance(group.get('params'), list) else -1
+        for group in groups
+    ]
+    if found != sizes:
+        raise UserError(
+            f'the checkpoint cannot be resumed: {label} has parameter groups of sizes {format_value(found)}, '
+            f'this run of sizes {format_value(sizes)}'
+        )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group['params']]
+    indices = [index for group in groups for index in group['params']]
+    if not all(type(index) is int for index in indices) or len(set(indices)) != len(indices):
+        raise _mismatch(f'{label}: params', indices, 'must be different numbers')
+    for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
+        _check_kinds(label, group, {key: value for key, value in saved_group.items() if key != 'params'})
+    by_index = dict(zip(indices, parameters, strict=True))
+    for index, entries in states.items():
+        if index not in by_index or not isinstance(entries, dict):
+            raise _mismatch(f'{label} of parameter', index, f'must be one of {len(indices)} parameters')
+        for key, value in entries.items():
+            _check_state_tensor(f'{label}: {format_value(key)} of parameter {index}', value, by_index[index])
+
+
+def _check_state_tensor(label: str, value: Any, parameter: Tensor) -> None:
+    """Raise unless `value` is a number, or a tensor with the shape of its parameter or one element."""
+    if value is None or _is_number(value):
+        return
+    if not isinstance(value, Tensor):
+        raise _mismatch(label, value, 'must be a tensor or a number')
+    if value.shape != parameter.shape and value.numel() != 1:
+        raise UserError(
+            f'the checkpoint cannot be resumed: {label} has shape {tuple(value.shape)}, '
+            f'the parameter {tuple(parameter.shape)}'
+        )
+    if value.is_complex() or (parameter.is_floating_point() and not value.is_floating_point()):
+        raise _mismatch(label, value.dtype, f'the parameter is {parameter.dtype}')
+    if value.device.type not in ('cpu', parameter.device.type):
+        raise _mismatch(label, value.device, f'the parameter is on {parameter.device}')
+
+
+def _check_kinds(
+    label: str, own: Mapping[str, Any], saved: Mapping[str, Any], methods: Mapping[str, Any] | None = None
+) -> None:
+    """Raise if a saved setting has another kind of value than this run's."""
+    for key, value in saved.items():
+        if not isinstance(key, str) or key in (methods or {}):
+            raise _mismatch(f'{label}: setting', key, 'is unknown')
+        if key in own and not _is_same_kind(own[key], value):
+            raise _mismatch(f'{label}: {key}', value, f'this run has {format_value(own[key])}')
+
+
+def _is_same_kind(own: Any, saved: Any) -> bool:
+    if own is None or saved is None or isinstance(own, bool | str):
+        return saved is None or isinstance(saved, bool | int | float | str | Tensor)
+    if _is_number(own):
+        return _is_number(saved) or (isinstance(saved, Tensor) and saved.numel() == 1)
+    if isinstance(own, Sequence):
+        is_alike = isinstance(saved, Sequence) and len(own) == len(saved)
+        return is_alike and all(_is_same_kind(a, b) for a, b in zip(own, saved, strict=True))
+    return isinstance(saved, type(own)) or (isinstance(own, Mapping) and isinstance(saved, Mapping))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _mismatch(label: str, value: Any, expected: str) -> UserError:
+    return UserError(f'the checkpoint cannot be resumed: {label} is {format_value(value)}, {expected}')
