@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from inline.checkpoints.plain_data import RefusedError, check_sizes
+from inline.utils.arguments import format_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,9 @@ def set_state(unpickler: Any, owner: Any, state: Any) -> bool:
 def _make_dtype(_: Any, name: Any, align: Any = False, copy: Any = True) -> Any:  # noqa: ARG001
     """Return numpy's own dtype; a copy could be given another state."""
     if type(name) is not str or name not in _DTYPES:
-        raise RefusedError(f'it contains a numpy array of type {name!r}: supported are {", ".join(_DTYPES)}')
+        raise RefusedError(
+            f'it contains a numpy array of type {format_value(name)}: supported are {", ".join(_DTYPES)}'
+        )
     return _DTYPES[name]
 
 
@@ -83,10 +86,10 @@ def _from_buffer(unpickler: Any, content: Any, dtype: Any, shape: Any, order: An
 def _check_content(unpickler: Any, shape: Any, dtype: Any, content: Any) -> None:
     check_sizes(shape)
     if type(content) not in (bytes, bytearray) or not any(dtype is known for known in _DTYPES.values()):
-        raise RefusedError(f'it contains a numpy array of type {dtype!r}')
+        raise RefusedError(f'it contains a numpy array of type {format_value(dtype)}')
     if math.prod(shape) * dtype.itemsize != len(content):
         raise RefusedError(
-            f'it contains a numpy array of shape {shape} and type {dtype} with {len(content)} bytes'
+            f'it contains a numpy array of shape {tuple(shape)} and type {dtype} with {len(content)} bytes'
         )
     if dtype is _DTYPES['b1'] and content.translate(None, b'\0\1'):
         raise RefusedError('it contains a numpy array of booleans with other values')

@@ -24,6 +24,7 @@ import torch
 
 from inline.checkpoints import arrays, tensors
 from inline.checkpoints.plain_data import RefusedError, check_plain_data
+from inline.utils.arguments import format_value
 from inline.utils.errors import UserError
 
 _HISTORY = 'mmengine.logging.history_buffer'
@@ -87,6 +88,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
+    read: Callable[[int], bytes]
 
     def __init__(
         self, file: IO[bytes], size: int, find_storage: Callable[[Any], tensors.Storage] | None = None
@@ -161,6 +163,12 @@ class RestrictedUnpickler(pickle._Unpickler):
         _check_keys(items)
         self.append(frozenset(items))
 
+    def _load_bytearray8(self) -> None:
+        # Python's own instruction allocates the declared length before it reads.
+        length = int.from_bytes(self.read(8), 'little')
+        self.spend(length)
+        self.append(bytearray(self.read(length)))
+
     def _refuse(self) -> None:
         raise pickle.UnpicklingError('an instruction that plain data does not need')
 
@@ -175,6 +183,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         pickle.DICT[0]: _load_dict,
         pickle.ADDITEMS[0]: _load_additems,
         pickle.FROZENSET[0]: _load_frozenset,
+        pickle.BYTEARRAY8[0]: _load_bytearray8,
         pickle.INST[0]: _refuse,
         pickle.OBJ[0]: _refuse,
         pickle.NEWOBJ_EX[0]: _refuse,
@@ -342,7 +351,7 @@ def _make_bytearray(unpickler: RestrictedUnpickler, content: Any = b'', encoding
 def _encode(unpickler: RestrictedUnpickler, text: Any, encoding: Any) -> bytes:
     """Restore bytes as protocols 0 to 2 write them; other codecs could run more code."""
     if encoding not in ('latin1', 'latin-1'):
-        raise RefusedError(f'it contains bytes encoded as {encoding!r}')
+        raise RefusedError(f'it contains bytes encoded as {format_value(encoding)}')
     unpickler.spend(len(_expect(text, str)))
     return bytes(text.encode('latin1'))
 

@@ -47,7 +47,7 @@ def check_training_state(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
         for scheduler, state in zip(schedulers, saved, strict=False):
             if not isinstance(state, dict):
                 raise _mismatch('a scheduler', state, 'must be a dict')
-            _check_kinds(type(scheduler).__name__, scheduler.state_dict(), state, vars(type(scheduler)))
+            _check_kinds(type(scheduler).__name__, scheduler.state_dict(), state, type(scheduler))
 
 
 def _optimizers(wrapper: Any, state: Any) -> Iterator[tuple[str, Optimizer, Any]]:
@@ -109,12 +109,10 @@ def _check_state_tensor(label: str, value: Any, parameter: Tensor) -> None:
         raise _mismatch(label, value.device, f'the parameter is on {parameter.device}')
 
 
-def _check_kinds(
-    label: str, own: Mapping[str, Any], saved: Mapping[str, Any], methods: Mapping[str, Any] | None = None
-) -> None:
-    """Raise if a saved setting has another kind of value than this run's."""
+def _check_kinds(label: str, own: Mapping[str, Any], saved: Mapping[str, Any], owner: type = object) -> None:
+    """Raise if a saved setting has another kind of value than this run's, or hides a method of `owner`."""
     for key, value in saved.items():
-        if not isinstance(key, str) or key in (methods or {}):
+        if not isinstance(key, str) or callable(getattr(owner, key, None)):
             raise _mismatch(f'{label}: setting', key, 'is unknown')
         if key in own and not _is_same_kind(own[key], value):
             raise _mismatch(f'{label}: {key}', value, f'this run has {format_value(own[key])}')

@@ -13,6 +13,7 @@ another exception, more than SECONDS for a file, or more than MEGABYTES for a pr
 
 import argparse
 import copy
+import faulthandler
 import io
 import os
 import pickle
@@ -413,6 +414,7 @@ def run(files: Sequence[Callable[[], HostileFile]]) -> Counter[str]:
 def _read_in_child(batch: Sequence[Callable[[], HostileFile]], log: str) -> None:
     """Read files and write one outcome per line. Never returns."""
     warnings.simplefilter('ignore')
+    faulthandler.disable()
 
     def give_up(*_: Any) -> None:
         raise TimeoutError(f'more than {SECONDS} s')
@@ -426,13 +428,14 @@ def _read_in_child(batch: Sequence[Callable[[], HostileFile]], log: str) -> None
         for make in batch:
             file = make()
             outcome = judge(file)
-            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            grown = (peak - before) / 1024
             if outcome in ('data', 'error') and grown < MEGABYTES:
                 written.write(f'{outcome}\n')
             else:
                 reason = outcome if grown < MEGABYTES else f'{grown:.0f} MB'
                 written.write(f'FAILURE {file.label}: {" ".join(reason.split())}\n')
-                before += max(0, int(1024 * (grown - MEGABYTES)))
+                before = peak
     os._exit(0)
 
 

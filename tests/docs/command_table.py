@@ -103,6 +103,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         'tests/tools/test_export.py::test_classifier_runs_in_onnx_runtime_at_any_size',
         'tests/tools/test_export.py::test_segmentor_returns_logits_per_pixel',
     ),
+    'python -m tests.checkpoints.fuzz_unpickling --mutants *': (
+        'tests/checkpoints/test_fuzz_unpickling.py::test_hostile_files_are_data_or_one_line',
+    ),
     'python tools/publish.py *': ('tests/tools/test_publish.py::test_the_tools_publish_and_test',),
     'python tools/convert_checkpoint.py work_dirs/*': (
         'tests/checkpoints/test_safetensors_format.py::test_the_tools_accept_it_like_a_pth',

@@ -16,6 +16,7 @@ from mmengine.logging.history_buffer import HistoryBuffer
 from inline.checkpoints import read_file
 from inline.engine import resume
 from inline.engine.distributed.setup import start_gloo
+from inline.engine.launch import prepare_run
 from inline.engine.resume import choose_checkpoint, newest_good, read_state
 from inline.utils.errors import UserError
 from tests.engine.distributed.ranks import run_ranks
@@ -196,6 +197,49 @@ def test_a_deleted_last_checkpoint_is_not_a_fresh_start(
     assert 'iter_30.pth: does not exist' in capsys.readouterr().out
     good = save(tmp_path, 20)
     assert newest_good(config(tmp_path))[0] == str(good)
+
+
+@pytest.mark.parametrize(
+    'named', ['http://127.0.0.1:9/iter_30.pth', 'file:///iter_30.pth', 'a\x1b[2Jb', '..']
+)
+def test_last_checkpoint_must_name_a_file_of_the_run(named: str, tmp_path: Path) -> None:
+    """MMEngine would download a URL."""
+    save(tmp_path, 20)
+    write_last_checkpoint(tmp_path, named)
+    with pytest.raises(
+        UserError, match=r"last_checkpoint' names .* must be a checkpoint in the work directory"
+    ):
+        newest_good(config(tmp_path))
+
+
+def test_last_checkpoint_cannot_name_a_file_of_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, other = tmp_path / 'work', tmp_path / 'other'
+    for folder in (work, other):
+        folder.mkdir()
+    own = save(work, 20)
+    write_last_checkpoint(work, save(other, 30))
+    assert newest_good(config(work))[0] == str(own)
+    assert f'{work / "iter_30.pth"}: does not exist' in capsys.readouterr().out
+
+
+def test_a_compressed_checkpoint_is_not_expanded(tmp_path: Path) -> None:
+    path = save(tmp_path, 20)
+    with zipfile.ZipFile(tmp_path / 'bomb.pth', 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('archive/data/0', bytes(2**20))
+    (tmp_path / 'bomb.pth').replace(path)
+    with pytest.raises(UserError, match='cannot be loaded: it is compressed'):
+        read_state(str(path))
+
+
+def test_a_run_does_not_write_through_links_in_its_work_directory(tmp_path: Path) -> None:
+    work, outside = tmp_path / 'work', tmp_path / 'outside'
+    work.mkdir()
+    (work / resume.STARTED_NAME).symlink_to(outside)
+    with pytest.raises(UserError, match=r'is a symbolic link to .* outside of the folder'):
+        prepare_run(config(work))
+    assert not outside.exists()
 
 
 def test_a_checkpoint_newer_than_last_checkpoint_is_used(tmp_path: Path) -> None:

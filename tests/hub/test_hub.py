@@ -21,6 +21,7 @@ import inline
 from inline import InLineBackbone, create_backbone, list_backbones
 from inline.checkpoints.official import rename_keys
 from inline.utils.errors import UserError
+from tests.checkpoints.formats import build_backbone
 from tests.conftest import ROOT
 from tests.models.test_golden import DESCRIBED, FILES
 
@@ -339,6 +340,44 @@ def test_unknown_or_missing_entries_raise(change: Any, message: str, tmp_path: P
     save_file(weights, tmp_path / 'model.safetensors')
     with pytest.raises(UserError, match=message):
         InLineBackbone.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('{"family": "deit",', 'is not a valid configuration: .*line 1 column'),
+        ('\xff', 'is not a valid configuration'),
+        ('[' * 100_000, 'is not a valid configuration'),
+        ('[1, 2]', 'is not a valid configuration'),
+        ('{"num_classes": 1000000000000}', 'num_classes 1000000000000: must be from 0 to 1048576'),
+        ('{"num_classes": "5"}', "num_classes '5'.*: must be an integer"),
+        ('{"num_classes": 1000000}', 'weights of .* do not match its config'),
+        ('{"in_chans": 1000000}', 'in_channels 1000000: must be from 1 to 16384'),
+        ('{"img_size": 1000000}', 'img_size 1000000: must be'),
+        ('{"arch": {"embed_dims": 1000000}}', 'embed_dims 1000000: must be from'),
+        ('{"arch": {"embed_dims": 16384, "depth": 30, "mlp_ratio": 64}}', 'weights of .* do not match'),
+        ('{"arch": {"depth": 1000000000}}', 'sum of depth 1000000000: must be from 1 to 1000'),
+        ('{"family": "pvt", "arch": {"depths": [9, 9, 9, 999]}}', 'sum of depths 1026: must be'),
+        (
+            '{"family": "pvt", "arch": {"embed_dims": [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8]}}',
+            '17',
+        ),
+        ('{"mixers": 5}', 'mixers'),
+        ('{"options": {"with_cp": "x"}}', 'with_cp'),
+    ],
+)
+def test_hostile_config_is_one_line_before_anything_is_built(text: str, message: str, tmp_path: Path) -> None:
+    """A model of these sizes would need terabytes."""
+    build_backbone().save_pretrained(tmp_path)
+    path = tmp_path / 'config.json'
+    if text.endswith('}'):
+        config, changes = json.loads(path.read_text()), json.loads(text)
+        changes['arch'] = {**config['arch'], **changes['arch']} if 'arch' in changes else config['arch']
+        text = json.dumps({**config, **changes})
+    path.write_text(text, encoding='latin1')
+    with pytest.raises(UserError, match=message) as raised:
+        InLineBackbone.from_pretrained(tmp_path)
+    assert '\n' not in str(raised.value)
 
 
 def test_folder_without_config_raises(tmp_path: Path) -> None:

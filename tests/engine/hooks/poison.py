@@ -50,3 +50,15 @@ class RecordStates(Hook):
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         model = getattr(runner.model, 'module', runner.model)
         self.states.append({name: value.clone() for name, value in model.state_dict().items()})
+
+
+@HOOKS.register_module()
+class PoisonWeight(Hook):
+    """Sets one value of a weight to infinity before the first step."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def before_train(self, runner: Runner) -> None:
+        with torch.no_grad():
+            runner.model.get_parameter(self.name).view(-1)[0] = float('inf')

@@ -140,15 +140,15 @@ def test_training_stops_and_the_replay_gives_identical_losses(
 
 @pytest.mark.slow
 def test_replay_names_non_finite_weights(digit_scenes: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path, CLASSIFIER, '')
-    common = [config, '--data-root', digit_scenes.parent, '--work-dir', tmp_path / 'run']
-    call_train(*common, '--cfg-options', 'train_cfg.max_iters=1')
-    checkpoint = read_file(tmp_path / 'run' / 'iter_1.pth')
     name = 'backbone.stages.1.blocks.0.mlp.fc1.weight'
-    checkpoint['state_dict'][name][0, 0] = float('inf')
-    torch.save(checkpoint, tmp_path / 'inf.pth')
+    hook = (
+        "custom_imports = dict(imports=['tests.engine.hooks.poison'])\n"
+        f"custom_hooks = [dict(type='mmengine.PoisonWeight', name={name!r})]"
+    )
+    config = write_config(tmp_path, CLASSIFIER, '', more=hook)
+    common = [config, '--data-root', digit_scenes.parent, '--work-dir', tmp_path / 'run']
 
-    stopped = run_tool('tools/train.py', *common, '--cfg-options', f'load_from={tmp_path / "inf.pth"}')
+    stopped = run_tool('tools/train.py', *common)
     assert stopped.returncode == 2, stopped.stderr[-2000:]
     assert 'Traceback' not in stopped.stderr
     assert 'error: the loss is not finite at step 1: loss nan; images: ' in stopped.stderr.splitlines()[-1]
@@ -165,9 +165,10 @@ def test_replay_names_non_finite_weights(digit_scenes: Path, tmp_path: Path) -> 
     other = run_tool('tools/train.py', RETINANET, '--data-root', digit_scenes.parent, '--replay', path)
     assert other.returncode == 2
     assert 'error: the dump does not match the model of the config: ' in other.stderr
-    no_dump = run_tool('tools/train.py', *common, '--replay', tmp_path / 'inf.pth')
+    torch.save({'state_dict': {}}, tmp_path / 'other.pth')
+    no_dump = run_tool('tools/train.py', *common, '--replay', tmp_path / 'other.pth')
     assert no_dump.returncode == 2
-    assert "inf.pth' is not a step dump" in no_dump.stderr
+    assert "other.pth' is not a step dump" in no_dump.stderr
 
 
 @pytest.mark.slow
