@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inline.utils.arguments import format_value
 from inline.utils.errors import UserError, printable
 
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set, frozenset, argparse.Namespace)
@@ -156,6 +157,6 @@ def check_dense(name: str, tensor: Tensor, source: str) -> None:
         kind = 'complex'
     if kind is not None:
         raise UserError(
-            f'checkpoint {source!r}: tensor {name!r} is {kind}: '
+            f'checkpoint {source!r}: tensor {format_value(name)} is {kind}: '
             'only dense tensors with real values are supported'
         )

@@ -19,6 +19,7 @@ StateDict = Mapping[str, Tensor]
 _SAME_BLOCK = 0.5
 _BLOCK = re.compile(r'(?:.*\.)?blocks\.\d+(?=\.)')
 _SHOWN = 3
+_MAX_NAME = 200
 _logger = logging.getLogger('inline')
 
 
@@ -175,7 +176,7 @@ def strip_prefix(state_dict: StateDict, prefix: str) -> StateDict:
 
 def shorten(names: Collection[str]) -> str:
     """Join the first names; count the others."""
-    shown = printable(', '.join(list(names)[:_SHOWN]))
+    shown = ', '.join(printable(name[:_MAX_NAME]) for name in list(names)[:_SHOWN])
     return shown if len(names) <= _SHOWN else f'{shown} and {len(names) - _SHOWN} more'
 
 

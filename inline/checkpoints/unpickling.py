@@ -25,7 +25,7 @@ import torch
 from inline.checkpoints import arrays, tensors
 from inline.checkpoints.plain_data import RefusedError, check_plain_data
 from inline.utils.arguments import format_value
-from inline.utils.errors import UserError
+from inline.utils.errors import UserError, printable
 
 _HISTORY = 'mmengine.logging.history_buffer'
 _STATISTICS = ('min', 'max', 'mean', 'current')
@@ -38,6 +38,7 @@ _MAX_KEY_BITS = 60
 # bytes to an array counts, and tensors may share memory.
 EXPANSION = 8
 _FREE_BYTES = 2**20
+_MAX_NAME = 200
 
 
 class DamagedPickleError(UserError):
@@ -48,8 +49,8 @@ class NotPlainDataError(RefusedError):
     """A pickle that refers to a class or function that is not allowed."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f'it contains {name}, which is not plain data')
-        self.name = name
+        self.name = printable(name[:_MAX_NAME])
+        super().__init__(f'it contains {self.name}, which is not plain data')
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,15 @@ def load_pickle(file: IO[bytes]) -> Any:
     try:
         data = RestrictedUnpickler(io.BytesIO(content), len(content)).load()
         check_plain_data(data, len(content))
+    except NotPlainDataError as error:
+        raise UserError(
+            f'a pickle file contains {error.name}, which is not plain data; it was not loaded: '
+            'provide the annotations as JSON'
+        ) from error
     except RefusedError as error:
-        reason = f'a pickle file {str(error).removeprefix("it ")}; it was not loaded'
-        raise UserError(f'{reason}: provide the annotations as JSON') from error
+        raise UserError(
+            f'a pickle file cannot be loaded: {error}; provide the annotations as JSON'
+        ) from error
     except Exception as error:
         # Wrong bytes lead to all kinds of errors.
         raise DamagedPickleError('a pickle file is damaged or not a pickle') from error

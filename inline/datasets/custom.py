@@ -59,6 +59,12 @@ class CustomData:
     dataset: dict[str, dict[str, Any]]
     has_masks: bool = False
 
+    def __post_init__(self) -> None:
+        for name in self.classes:
+            # Names are shown in logs and tables, and must stay as they are to match the annotations.
+            if not str(name).isprintable():
+                raise UserError(f'class name {str(name)!r} has control characters: rename the class')
+
 
 def fit_to_custom_data(cfg: Config, cache: CheckCache | None = None) -> None:
     """Set classes, paths and palette of a config from its data, if it has the key ``custom_data``.

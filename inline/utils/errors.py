@@ -23,7 +23,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str = '') -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(message, keep='\n\t'))
 
 
 class BadDataError(UserError):
@@ -74,17 +74,22 @@ class OneLineParser(argparse.ArgumentParser):
         return flags
 
 
-def printable(text: str) -> str:
+def printable(text: str, keep: str = '') -> str:
     """Escape control characters, which could move the cursor of a terminal or hide text in it.
 
-    Line breaks and tabs stay. Names of tensors, classes and files from others are shown with this.
+    Names of tensors, classes and files from others are shown with this.
+
+    Args:
+        text: Any text.
+        keep: Characters that are not escaped.
     """
     if text.isprintable():
         return text
-    return ''.join(
-        char if char.isprintable() or char in '\n\t' else char.encode('unicode_escape').decode()
-        for char in text
-    )
+    return ''.join(char if char.isprintable() or char in keep else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return char.encode('unicode_escape').decode()
 
 
 @contextmanager

@@ -217,10 +217,10 @@ def test_weights_with_nan_are_refused_and_masks_may_be_infinite() -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    evil = '\x1b]0;title\x07\x9b2J\u202e'
+    evil = '\x1b]0;title\x07\x9b2J\u202e\n'
     torch.save({'state_dict': {evil: torch.ones(1)}}, tmp_path / 'a.pth')
     read = read_checkpoint(tmp_path / 'a.pth')
-    with pytest.raises(UserError, match=r'not in the model: \\x1b\]0;title\\x07\\x9b2J\\u202e$') as raised:
+    with pytest.raises(UserError, match=r'not in the model: \\x1b\]0;title\\x07\\x9b2J\\u202e\\n$') as raised:
         load_partial_state_dict(WithMask(), read.state_dict, read.source)
     assert str(raised.value).isprintable()
     torch.save({'state_dict': {evil: torch.eye(2).to_sparse()}}, tmp_path / 'b.pth')
@@ -230,7 +230,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     meta = {'dataset_meta': {'classes': ('cat', evil), 'palette': 'random'}}
     torch.save({'state_dict': {'x': torch.ones(1)}, 'meta': meta}, tmp_path / 'c.pth')
     found = read_checkpoint(tmp_path / 'c.pth').dataset_meta
-    assert found == {'classes': ('cat', '\\x1b]0;title\\x07\\x9b2J\\u202e')}
+    assert found == {'classes': ('cat', '\\x1b]0;title\\x07\\x9b2J\\u202e\\n')}
     meta['dataset_meta']['classes'] = 5
     torch.save({'state_dict': {'x': torch.ones(1)}, 'meta': meta}, tmp_path / 'd.pth')
     with pytest.raises(UserError, match='its classes are 5, must be a list of names'):

@@ -168,3 +168,8 @@ def test_invalid_label_maps(label_maps: Path) -> None:
     write_image(label_maps / 'images' / 'train' / 'c.png')
     with pytest.raises(UserError, match=r'have 3 \.jpg and 1 \.png files: all must have the same suffix'):
         read('label-maps', label_maps)
+
+
+def test_class_names_with_control_characters_are_refused() -> None:
+    with pytest.raises(UserError, match=r"class name 'a\\x1b\[2J' has control characters"):
+        CustomData(('cat', 'a\x1b[2J'), {}, {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inline.utils.errors import OneLineParser, UserError
+from inline.utils.errors import OneLineParser, UserError, printable
 
 
 def make_parser() -> OneLineParser:
@@ -47,3 +47,11 @@ def test_valid_command_line_is_parsed() -> None:
         'out': 'x',
         'score_thr': None,
     }
+
+
+def test_messages_are_printable() -> None:
+    assert printable('é – ok') == 'é – ok'
+    assert printable('\x1b[2J\u202e\ud800\n') == '\\x1b[2J\\u202e\\ud800\\n'
+    error = UserError('names:\n\ta\x1b]0;x\x07')
+    assert str(error) == 'names:\n\ta\\x1b]0;x\\x07'
+    assert str(UserError(str(error))) == str(error)
