@@ -10,6 +10,15 @@ from typing import Any
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
+from tests.checkpoints.pickle_writer import (
+    POINTER_DTYPE,
+    array,
+    storage,
+    tensor,
+    write_pickle,
+    write_zip,
+)
+
 
 class RunsCode:
     """An object that creates the file `trace` when it is unpickled."""
@@ -45,6 +54,8 @@ def zip_bytes(content: Any) -> bytes:
 
 
 WEIGHTS = {'backbone.x': torch.zeros(1)}
+# An array whose bytes are pointers to objects: crashes instead of leaving a trace.
+POINTERS = 'zip, array of pointers'
 # From the path of a trace to the content of a file that would create it.
 FILES: dict[str, Callable[[Path], bytes]] = {
     'zip, top': lambda trace: zip_bytes(RunsCode(trace)),
@@ -69,4 +80,13 @@ FILES: dict[str, Callable[[Path], bytes]] = {
     'legacy, top': lambda trace: legacy_bytes(RunsCode(trace)),
     'legacy, meta': lambda trace: legacy_bytes({'state_dict': WEIGHTS, 'meta': RunsCode(trace)}),
     'plain pickle': lambda trace: pickle.dumps(RunsCode(trace)),
+    POINTERS: lambda _: write_zip(
+        write_pickle(
+            {
+                'state_dict': {'backbone.x': tensor(storage(numel=1), size=(1,))},
+                'message_hub': {'runtime_info': {'x': array(POINTER_DTYPE, (1,), b'A' * 8)}},
+            }
+        ),
+        {'0': bytes(4)},
+    ),
 }

@@ -25,7 +25,7 @@ from inline.openmmlab.backbones import InLinePVT
 from inline.openmmlab.patches import load_checkpoints_safely
 from inline.utils.errors import UserError
 from tests.checkpoints.formats import CLASSES, OFFICIAL, make_weights, write_formats
-from tests.checkpoints.malicious import FILES, WEIGHTS
+from tests.checkpoints.malicious import FILES, POINTERS, WEIGHTS
 from tests.conftest import ROOT, run_tool
 
 CONFIG = ROOT / 'configs' / 'digits_quick' / 'inline-pvt-nano_digits.py'
@@ -125,7 +125,7 @@ def test_malicious_files_are_refused_and_leave_no_trace(reader: str, tmp_path: P
     for number, (name, make) in enumerate(FILES.items()):
         path = tmp_path / f'bad{number}.pth'
         path.write_bytes(make(trace))
-        with pytest.raises(UserError, match=r'^checkpoint .* (contains|cannot be read)') as raised:
+        with pytest.raises(UserError, match=r'^checkpoint .* (contains|cannot be)') as raised:
             READERS[reader](str(path))
         assert path.name in str(raised.value) or 'from memory' in str(raised.value)
         assert '\n' not in str(raised.value)
@@ -134,7 +134,7 @@ def test_malicious_files_are_refused_and_leave_no_trace(reader: str, tmp_path: P
 
 def test_the_files_are_malicious(tmp_path: Path) -> None:
     """Otherwise the test above would not test anything."""
-    for name in FILES.keys() - {'zip, getattr'}:
+    for name in FILES.keys() - {'zip, getattr', POINTERS}:
         trace = tmp_path / name.replace(' ', '_')
         (tmp_path / 'bad.pth').write_bytes(FILES[name](trace))
         if name == 'plain pickle':
@@ -166,7 +166,7 @@ def pvt(checkpoint: str) -> InLinePVT:
 def test_urls_are_safe_without_patches(read: Callable[[str], Any], server: str, tmp_path: Path) -> None:
     for number, (name, make) in enumerate(FILES.items()):
         (tmp_path / f'{number}.pth').write_bytes(make(tmp_path / 'trace'))
-        with pytest.raises(UserError, match=rf"/{number}\.pth' (contains|cannot be read)"):
+        with pytest.raises(UserError, match=rf"/{number}\.pth' (contains|cannot be)"):
             read(f'{server}/{number}.pth')
         assert not (tmp_path / 'trace').exists(), name
 
