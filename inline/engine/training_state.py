@@ -4,9 +4,11 @@ torch and MMEngine set it as it is. Optimizer kernels then read and write memory
 parameter, not of the state, and a wrong type fails many steps later.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
 from torch import Tensor
@@ -84,24 +86,62 @@ def _check_optimizer(name: str, optimizer: Optimizer, saved: Any) -> None:
         raise _mismatch(f'{label}: params', indices, 'must be different numbers')
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
         _check_kinds(label, group, {key: value for key, value in saved_group.items() if key != 'params'})
-    by_index = dict(zip(indices, parameters, strict=True))
+    group_of = [group for group in optimizer.param_groups for _ in group['params']]
+    by_index = dict(zip(indices, zip(parameters, group_of, strict=True), strict=True))
     for index, entries in states.items():
         if index not in by_index or not isinstance(entries, dict):
             raise _mismatch(f'{label} of parameter', index, f'must be one of {len(indices)} parameters')
+        parameter, group = by_index[index]
+        shapes = _probe_state(type(optimizer), group, parameter.ndim)
+        if shapes is not None and entries.keys() != shapes.keys():
+            names = ', '.join(shapes)
+            raise _mismatch(f'{label} of parameter {index}', sorted(map(str, entries)), f'must be {names}')
         for key, value in entries.items():
-            _check_state_tensor(f'{label}: {format_value(key)} of parameter {index}', value, by_index[index])
+            shape = (shapes or {}).get(key, 'scalar' if key == 'step' else 'parameter')
+            _check_state_entry(f'{label}: {format_value(key)} of parameter {index}', value, parameter, shape)
 
 
-def _check_state_tensor(label: str, value: Any, parameter: Tensor) -> None:
-    """Raise unless `value` is a number, or a tensor with the shape of its parameter or one element."""
-    if value is None or _is_number(value):
+def _probe_state(cls: type[Optimizer], group: Mapping[str, Any], ndim: int) -> dict[str, str] | None:
+    """Return the entries that an optimizer keeps for a parameter, and the shape of each.
+
+    They are read off one step of a new optimizer on a parameter with `ndim` dimensions. None for an optimizer
+    that cannot be built from the settings of its group or that needs a closure.
+
+    Returns:
+        'scalar', 'parameter' (the shape of the parameter) or 'other' by entry.
+    """
+    accepted = inspect.signature(cls).parameters
+    probe = torch.zeros((2,) * ndim, requires_grad=True)
+    probe.grad = torch.zeros_like(probe)
+    try:
+        optimizer = cls(
+            [probe], **{key: value for key, value in group.items() if key in accepted and key != 'params'}
+        )
+        optimizer.step()
+    except Exception:  # Optimizers of other packages may need anything.
+        return None
+    shapes = {}
+    for key, value in optimizer.state[probe].items():
+        if not isinstance(value, Tensor) or value.ndim == 0 < ndim:
+            shapes[key] = 'scalar'
+        else:
+            shapes[key] = 'parameter' if value.shape == probe.shape else 'other'
+    return shapes
+
+
+def _check_state_entry(label: str, value: Any, parameter: Tensor, shape: str) -> None:
+    """Raise unless `value` is a number or tensor of the shape that :func:`_probe_state` found."""
+    if value is None or (_is_number(value) and (shape == 'scalar' or parameter.ndim == 0)):
         return
     if not isinstance(value, Tensor):
-        raise _mismatch(label, value, 'must be a tensor or a number')
-    if value.shape != parameter.shape and value.numel() != 1:
-        raise UserError(
-            f'the checkpoint cannot be resumed: {label} has shape {tuple(value.shape)}, '
-            f'the parameter {tuple(parameter.shape)}'
+        raise _mismatch(label, value, f'must be a {"number" if shape == "scalar" else "tensor"}')
+    if shape == 'scalar' and value.numel() != 1:
+        raise _mismatch(f'the shape of {label}', tuple(value.shape), 'must be that of one number')
+    if shape == 'parameter' and value.shape != parameter.shape:
+        raise _mismatch(
+            f'the shape of {label}',
+            tuple(value.shape),
+            f'must be that of the parameter, {tuple(parameter.shape)}',
         )
     if value.is_complex() or (parameter.is_floating_point() and not value.is_floating_point()):
         raise _mismatch(label, value.dtype, f'the parameter is {parameter.dtype}')

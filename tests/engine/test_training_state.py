@@ -52,16 +52,24 @@ def set_scheduler(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     'small state': (
         set_state('exp_avg', torch.zeros(2)),
-        r"'exp_avg' of parameter 0 has shape \(2,\), the parameter \(2, 3\)",
+        r"'exp_avg' of parameter 0 is \(2,\), must be that of the parameter, \(2, 3\)",
     ),
-    'large state': (set_state('exp_avg_sq', torch.zeros(200, 3)), r'has shape \(200, 3\)'),
-    'transposed state': (set_state('exp_avg', torch.zeros(3, 2)), r'has shape \(3, 2\)'),
+    # The fused kernel would write beyond its end.
+    'one number': (set_state('exp_avg', torch.zeros(())), r'is \(\), must be that of the parameter'),
+    'Python number': (set_state('exp_avg', 1.0), r'is 1\.0, must be a tensor'),
+    'large state': (set_state('exp_avg_sq', torch.zeros(200, 3)), r'is \(200, 3\), must be'),
+    'transposed state': (set_state('exp_avg', torch.zeros(3, 2)), r'is \(3, 2\), must be'),
+    'several steps': (set_state('step', torch.zeros(2)), r'is \(2,\), must be that of one number'),
+    'missing state': (
+        lambda content: content['optimizer']['state'][0].pop('exp_avg'),
+        r"is \['exp_avg_sq', 'step'\], must be step, exp_avg, exp_avg_sq",
+    ),
     'integers': (
         set_state('exp_avg', torch.zeros(2, 3, dtype=torch.int64)),
         r'is torch\.int64, the parameter',
     ),
     'another device': (set_state('exp_avg', torch.zeros(2, 3, device='meta')), 'on cpu'),
-    'text': (set_state('step', 'x'), "is 'x', must be a tensor or a number"),
+    'text': (set_state('step', 'x'), "is 'x', must be a number"),
     'unknown parameter': (
         lambda content: content['optimizer']['state'].update({9: {}}),
         'is 9, must be one of',
@@ -100,7 +108,7 @@ def test_several_optimizers_are_checked() -> None:
     runner.optim_wrapper = OptimWrapperDict(a=runner.optim_wrapper)
     check_training_state(runner, content)
     content['optimizer']['a']['state'][0]['exp_avg'] = torch.zeros(2)
-    with pytest.raises(UserError, match=r'the optimizer state of a: .*has shape \(2,\)'):
+    with pytest.raises(UserError, match=r'the optimizer state of a: .* is \(2,\), must be'):
         check_training_state(runner, content)
 
 
@@ -111,6 +119,25 @@ def test_scalars_and_old_types_are_accepted() -> None:
     content['optimizer']['state'][0].update(step=3, exp_avg=torch.zeros(2, 3, dtype=torch.bfloat16))
     content['optimizer']['state'][1].update(step=torch.ones(1))
     check_training_state(runner, content)
+
+
+@pytest.mark.parametrize(
+    ('name', 'settings'),
+    [
+        ('Adafactor', {}),
+        ('AdamW', {'amsgrad': True}),
+        ('ASGD', {}),
+        ('NAdam', {}),
+        ('RMSprop', {'momentum': 0.9, 'centered': True}),
+        ('SGD', {'lr': 0.1, 'momentum': 0.9}),
+    ],
+)
+def test_own_state_of_every_optimizer_is_accepted(name: str, settings: dict[str, Any]) -> None:
+    runner = make_runner()
+    optimizer = getattr(torch.optim, name)(runner.model.parameters(), **settings)
+    optimizer.step(lambda: runner.model(torch.ones(1, 3)).sum())
+    runner.optim_wrapper = OptimWrapper(optimizer)
+    check_training_state(runner, {**make_checkpoint(runner), 'param_schedulers': []})
 
 
 @pytest.mark.parametrize(('name', 'value'), [('epoch', 'x'), ('iter', -1), ('seed', 2**70), ('iter', None)])
