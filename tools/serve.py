@@ -19,15 +19,17 @@ def main() -> None:
     apply_patches()
     from inline.apis.serve.app import check_port, run_server
     from inline.apis.serve.controller import Controller, load_models
+    from inline.apis.serve.requests import check_hosts
     from inline.apis.serve.uploads import UploadLimits
 
-    limits = UploadLimits(args.max_megabytes, args.max_megapixels)
+    limits = UploadLimits(args.max_megabytes, args.max_megapixels, args.max_seconds)
+    check_hosts(args.allow_host)
     check_port(args.port)
     pairs = [(args.config, args.checkpoint), *([args.compare] if args.compare else [])]
     controller = Controller(load_models(pairs, args.device, args.trust_checkpoint), limits)
     # SIGTERM raises like Ctrl-C: temporary files are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with run_server(controller, args.port) as url:
+    with run_server(controller, args.port, args.allow_host) as url:
         print(f'open {url} in a browser on this machine; press Ctrl-C to stop', flush=True)
         threading.Event().wait()
 
@@ -53,6 +55,20 @@ def parse_args() -> argparse.Namespace:
         default=25,
         metavar='MP',
         help='maximum number of pixels in millions (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--max-seconds',
+        type=float,
+        default=10,
+        metavar='S',
+        help='maximum time to decode an image (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--allow-host',
+        action='append',
+        default=[],
+        metavar='NAME',
+        help='also answer requests for this host, the name of a proxy; can be repeated',
     )
     parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: GPU if available)')
     add_trust(parser)

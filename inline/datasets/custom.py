@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import is_main_process
-from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
-from inline.datasets.image_file import IMAGE_EXTENSIONS
+from inline.datasets.image_file import IMAGE_EXTENSIONS, failure_reason, open_image, read_file
 from inline.datasets.loading import IGNORE_INDEX
 from inline.datasets.validation.checks import CheckCache, type_name
 from inline.datasets.validation.coco import read_coco
@@ -282,10 +281,10 @@ def _highest_label(paths: list[Path]) -> tuple[int, str]:
 
     def highest(path: Path) -> int:
         try:
-            with Image.open(path) as image:
+            with open_image(read_file(path)) as image:
                 labels = np.asarray(image)
-        except (UnidentifiedImageError, OSError) as error:
-            raise UserError(f'label map {str(path)!r} cannot be read: {error}') from error
+        except Exception as error:  # Decoders raise any exception for damaged files.
+            raise UserError(f'label map {str(path)!r} cannot be read: {failure_reason(error)}') from error
         if labels.ndim != 2:
             raise UserError(
                 f'label map {str(path)!r} has {labels.shape[-1]} channels: must have one, with class indices'
@@ -314,7 +313,7 @@ def _class_names(path: Path, highest: int, label_map: str) -> tuple[str, ...]:
 
 def _palette(label_map: Path, num_classes: int) -> list[list[int]]:
     """Return the palette stored in a label map, or a default one."""
-    with Image.open(label_map) as image:
+    with open_image(read_file(label_map)) as image:
         stored = image.getpalette() if image.mode == 'P' else None
     if stored and len(stored) >= 3 * num_classes:
         return [stored[3 * i : 3 * i + 3] for i in range(num_classes)]

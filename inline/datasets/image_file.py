@@ -1,9 +1,20 @@
-"""Checks of encoded images: size limits from the header, truncated files, and the reason of a failure."""
+"""Reading of image files, and checks of encoded images before they are decoded.
 
+Files come from strangers: only regular files are read, Pillow tries a fixed list of formats, and the numbers
+of pixels and JPEG scans are limited. This module does not import torch.
+"""
+
+import errno
 import io
+import os
+import re
+import stat
 import struct
 import warnings
+from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from inline.utils.errors import UnreadableError
@@ -11,12 +22,24 @@ from inline.utils.errors import UnreadableError
 # What mmpretrain reads by default, and everything that can be decoded.
 MMPRETRAIN_EXTENSIONS = ('.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif')
 IMAGE_EXTENSIONS = (*MMPRETRAIN_EXTENSIONS, '.tiff', '.webp')
+# The formats that OpenCV decodes, too. Pillow's other readers are not used on files from strangers: the one
+# for EPS starts Ghostscript.
+PILLOW_FORMATS = (
+    'AVIF', 'BMP', 'DIB', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'SUN', 'TIFF', 'WEBP',
+)  # fmt: skip
+# Sanity limit for the size of a file, far above any image of `HIGHEST_MAX_PIXELS`.
+MAX_FILE_BYTES = 1 << 30
+# Every scan of a progressive JPEG passes over the whole image, but may take only a few bytes of the file.
+# Encoders write about 10; libtiff has the same limit.
+MAX_JPEG_SCANS = 100
 # Pillow, which reads the headers, raises above this number of pixels.
 HIGHEST_MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)
 # Resizing a longer image to a fixed width leaves no height, and to a fixed height an enormous width.
 MAX_ASPECT_RATIO = 100
 _PNG_START = b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
-_JPEG_START, _JPEG_END = b'\xff\xd8', b'\xff\xd9'
+_JPEG_START, _JPEG_END, _JPEG_SCAN = b'\xff\xd8', b'\xff\xd9', b'\xff\xda'
+# Not a marker: 0xFF in encoded pixels (followed by 0), padding (0xFF), and restart points (0xD0 to 0xD7).
+_JPEG_MARKER = re.compile(rb'\xff[\x02-\xcf\xd8-\xfe]')
 # Start-of-frame markers; 0xC4, 0xC8 and 0xCC in this range have other meanings.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # OpenCV returns the values of these modes as if they were RGB, or cannot convert them to 8 bits.
@@ -27,12 +50,71 @@ _UNSUPPORTED_MODES = {
 }
 
 
+def read_file(path: str | os.PathLike[str], max_bytes: int | None = MAX_FILE_BYTES) -> bytes:
+    """Read a regular file. Raise an OSError for a device, pipe or folder, which may block or never end."""
+    try:
+        # Opening a pipe would otherwise wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, 'the file name contains a NUL character') from error
+    with open(descriptor, 'rb') as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, 'not a regular file')
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise OSError(
+                errno.EFBIG, f'the file has {status.st_size:,} bytes: at most {max_bytes:,} are allowed'
+            )
+        return file.read()
+
+
+def file_name_error(name: str) -> str | None:
+    """Return why an annotation file must not name an image like this; None if it may.
+
+    Datasets join the name to their image folder: an absolute path would replace the folder.
+    """
+    if '\0' in name:
+        return 'contains a NUL character'
+    if '://' in name:
+        return 'is a URL'
+    if name.startswith('/'):
+        return 'is absolute'
+    return "contains '..'" if '..' in name.split('/') else None
+
+
 def open_image(content: bytes) -> Image.Image:
-    """Open an encoded image with Pillow, which reads only the header at first."""
+    """Open an encoded image with Pillow, which reads only the header at first.
+
+    Raises an OSError for other formats than :data:`PILLOW_FORMATS`, and for a JPEG with too many scans.
+    """
+    _check_scans(content)
     with warnings.catch_warnings():
         # Invalid metadata does not matter here.
         warnings.simplefilter('ignore')
-        return Image.open(io.BytesIO(content))
+        return Image.open(io.BytesIO(content), formats=PILLOW_FORMATS)
+
+
+def decode_image(
+    decode: Callable[[bytes], NDArray[np.uint8] | None], content: bytes, path: str
+) -> NDArray[np.uint8]:
+    """Return ``decode(content)``, an image (H, W, ...); raise an :class:`UnreadableError` if it fails.
+
+    Call :func:`check_header` first.
+
+    Args:
+        decode: Returns None or raises any exception for content that it cannot decode.
+        content: The encoded image.
+        path: Name of the image in messages.
+    """
+    image, error = None, None
+    try:
+        image = decode(content)
+    except Exception as caught:  # Decoders raise any exception for damaged files.
+        error = caught
+    if image is None:
+        raise UnreadableError(f'{path!r} cannot be read: {opencv_failure_reason(content)}') from error
+    check_aspect_ratio(image.shape, path)
+    return image
 
 
 def failure_reason(error: Exception) -> str:
@@ -55,7 +137,10 @@ def opencv_failure_reason(content: bytes) -> str:
 
 
 def check_header(content: bytes, path: str, max_pixels: int) -> None:
-    """Raise an :class:`UnreadableError` for an image with too many pixels or an unsupported color space."""
+    """Raise an :class:`UnreadableError` for content that must not be decoded.
+
+    That is an unknown format, too many pixels or JPEG scans, an unsupported color space, or a truncated JPEG.
+    """
     size = header_size(content)
     if size is None:
         try:
@@ -69,6 +154,12 @@ def check_header(content: bytes, path: str, max_pixels: int) -> None:
             raise UnreadableError(f'{path!r} cannot be read: {_UNSUPPORTED_MODES[mode]}')
     if size[0] * size[1] > max_pixels:
         raise UnreadableError(f'{path!r} is {size[0]}x{size[1]} pixels: at most {max_pixels:,} are allowed')
+    try:
+        _check_scans(content)
+    except OSError as error:
+        raise UnreadableError(f'{path!r} cannot be read: {failure_reason(error)}') from error
+    if is_truncated_jpeg(content):
+        raise UnreadableError(f'{path!r} cannot be read: the file is truncated')
 
 
 def check_aspect_ratio(shape: tuple[int, ...], path: str) -> None:
@@ -101,6 +192,27 @@ def is_truncated_jpeg(content: bytes) -> bool:
     # Encoded pixels never contain the end marker, but an embedded preview before the frame does.
     frame = _jpeg_frame_offset(content)
     return frame is not None and content.find(_JPEG_END, frame) < 0
+
+
+def count_jpeg_scans(content: bytes) -> int:
+    """Return the number of scans of a JPEG, by following its markers to the end of the image."""
+    scans = offset = 0
+    while (found := _JPEG_MARKER.search(content, offset)) and found[0] != _JPEG_END:
+        offset = found.end()
+        scans += found[0] == _JPEG_SCAN
+        if found[0] != _JPEG_START:
+            # The length of the segment, which includes these two bytes.
+            offset += int.from_bytes(content[offset : offset + 2], 'big')
+    return scans
+
+
+def _check_scans(content: bytes) -> None:
+    # Previews in the metadata and data after the image only add to this number, which takes no time to find.
+    if not content.startswith(_JPEG_START) or content.count(_JPEG_SCAN) <= MAX_JPEG_SCANS:
+        return
+    scans = count_jpeg_scans(content)
+    if scans > MAX_JPEG_SCANS:
+        raise OSError(errno.EFBIG, f'a JPEG with {scans:,} scans: at most {MAX_JPEG_SCANS} are allowed')
 
 
 def _jpeg_frame_offset(content: bytes) -> int | None:

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from inline.datasets.image_file import (
     HIGHEST_MAX_PIXELS,
-    check_aspect_ratio,
     check_header,
+    decode_image,
     failure_reason,
-    is_truncated_jpeg,
     open_image,
-    opencv_failure_reason,
+    read_file,
 )
 from inline.registry import TRANSFORMS
 from inline.utils.errors import BadDataError, UnreadableError, UserError
@@ -73,8 +72,6 @@ class LoadImage(LoadImageFromFile):
     def decode(self, content: bytes, path: str) -> NDArray[np.uint8]:
         """Decode the content of a file. Error messages contain `path`."""
         check_header(content, path, self.max_pixels)
-        if is_truncated_jpeg(content):
-            raise UnreadableError(f'{path!r} cannot be read: the file is truncated')
         return self._decode(content, path, self.color_type)
 
     def _load(self, content: bytes, path: str, results: Results) -> NDArray[np.uint8]:
@@ -92,15 +89,13 @@ class LoadImage(LoadImageFromFile):
         return image
 
     def _decode(self, content: bytes, path: str, flag: str) -> NDArray[np.uint8]:
-        error = None
-        try:
-            image = mmcv.imfrombytes(content, flag=flag, backend=self.imdecode_backend)
-        except Exception as caught:  # Decoders raise any exception for damaged files.
-            image, error = None, caught
-        if image is None:
-            raise UnreadableError(f'{path!r} cannot be read: {opencv_failure_reason(content)}') from error
-        check_aspect_ratio(image.shape, path)
-        return image
+        def decode(encoded: bytes) -> NDArray[np.uint8] | None:
+            image: NDArray[np.uint8] | None = mmcv.imfrombytes(
+                encoded, flag=flag, backend=self.imdecode_backend
+            )
+            return image
+
+        return decode_image(decode, content, path)
 
 
 @TRANSFORMS.register_module()
@@ -202,7 +197,8 @@ class LoadLabelMap(BaseTransform):
 def read_bytes(path: str, backend_args: dict[str, Any] | None) -> bytes:
     """Read a file with MMEngine's backends; raise an :class:`UnreadableError` if it is missing or empty."""
     try:
-        content = fileio.get(path, backend_args=backend_args)
+        backend = fileio.get_file_backend(path, backend_args=backend_args, enable_singleton=True)
+        content = read_file(path) if isinstance(backend, fileio.LocalBackend) else backend.get(path)
     except OSError as error:
         raise UnreadableError(f'{path!r} cannot be read: {failure_reason(error)}') from error
     if not content:

@@ -52,6 +52,7 @@ def apply_training_patches() -> None:
     read_data_files_safely()
     write_files_atomically()
     report_empty_datasets()
+    renumber_annotation_zero()
 
 
 def use_inline_components(cfg: 'Config') -> None:
@@ -324,6 +325,30 @@ def report_empty_datasets() -> None:
     BaseDataset._serialize_data = check_and_serialize
 
 
+def renumber_annotation_zero() -> None:
+    """Give the object with annotation id 0, if there is one, another id when ground truth is evaluated.
+
+    Reason: pycocotools marks unmatched detections with the id 0, so that a detection of this object counts as
+    a false positive: four perfect boxes have an AP of 0.564. Several annotation tools number from 0. Training
+    does not use the ids. Remove when ``COCOeval.evaluateImg`` marks unmatched detections otherwise.
+    """
+    from pycocotools.cocoeval import COCOeval
+
+    init = COCOeval.__init__
+    if init.__module__ == __name__:
+        return
+
+    def renumber_and_init(self: COCOeval, cocoGt: Any = None, *args: Any, **options: Any) -> None:
+        objects = cocoGt.anns if cocoGt is not None else {}
+        if 0 in objects:
+            # The other indices of pycocotools refer to the same dict.
+            objects[0]['id'] = max(objects) + 1
+            objects[objects[0]['id']] = objects.pop(0)
+        init(self, cocoGt, *args, **options)
+
+    COCOeval.__init__ = renumber_and_init
+
+
 def keep_batch_augments_uncompiled() -> None:
     """Run Mixup and CutMix in eager mode in a compiled model.
 
@@ -401,6 +426,22 @@ def _cpu_group() -> Any:
     import torch.distributed as dist
 
     return None if dist.get_backend() == 'gloo' else dist.new_group(backend='gloo')
+
+
+def refuse_gradio_downloads() -> None:
+    """Make Gradio refuse a URL where it expects an uploaded file.
+
+    Reason: any input of an event may name a URL, and Gradio then downloads it, so that whoever reaches the
+    page can send requests from this machine. Remove when Gradio has a setting for it.
+    """
+    import gradio
+    from gradio import processing_utils
+
+    async def refuse(url: str, cache_dir: str = '') -> Any:  # noqa: ARG001 (Gradio's signature)
+        raise gradio.Error('A URL is not fetched: upload the file.', print_exception=False)
+
+    processing_utils.async_ssrf_protected_get = refuse
+    processing_utils.async_ssrf_protected_download = refuse
 
 
 def check_operators() -> None:

@@ -3,7 +3,7 @@
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from inline.apis.drawing import DEFAULT_SCORE_THR
 from inline.apis.serve.controller import NO_IMAGE, Controller, PageUpdate, SessionState, to_rgb
 from inline.apis.serve.html import render_examples, render_message
+from inline.apis.serve.requests import guarded_app
+from inline.openmmlab.patches import refuse_gradio_downloads
 from inline.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ element.addEventListener('click', event => {
 });
 """
 STYLE = Path(__file__).with_name('style.css')
-# Sessions whose images are kept in memory. The page is meant for one user.
+# Sessions whose images are kept in memory, and uploads on disk. The page is meant for one user.
 MAX_SESSIONS = 8
 
 
@@ -126,14 +128,21 @@ def parse_head(name: str) -> int | None:
 
 
 @contextmanager
-def run_server(controller: Controller, port: int) -> Iterator[str]:
-    """Serve the page until the end of the block; yields its URL."""
+def run_server(controller: Controller, port: int, allowed_hosts: Sequence[str] = ()) -> Iterator[str]:
+    """Serve the page until the end of the block; yields its URL.
+
+    Args:
+        controller: Handles the events of the page.
+        port: Port on 127.0.0.1.
+        allowed_hosts: Names under which a proxy offers the page.
+    """
     with tempfile.TemporaryDirectory(prefix='inline-serve-') as folder:
         # Gradio reads these when it is imported.
         os.environ.update(GRADIO_ANALYTICS_ENABLED='False', GRADIO_TEMP_DIR=folder, HF_HUB_OFFLINE='1')
         import gradio as gr
 
         check_port(port)
+        refuse_gradio_downloads()
         page = build_page(controller).queue(max_size=MAX_SESSIONS)
         fonts = ('system-ui', 'sans-serif')
         _, url, _ = page.launch(
@@ -150,11 +159,18 @@ def run_server(controller: Controller, port: int) -> Iterator[str]:
             mcp_server=False,
             quiet=True,
             prevent_thread_lock=True,
+            _app=guarded_app(
+                allowed_hosts=allowed_hosts,
+                max_bytes=controller.limits.bytes,
+                uploads=Path(folder),
+                max_uploads=MAX_SESSIONS,
+            ),
         )
         try:
             yield url
         finally:
             page.close(verbose=False)
+            controller.close()
 
 
 def check_port(port: int) -> None:

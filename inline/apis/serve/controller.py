@@ -21,6 +21,7 @@ from inline.apis.serve import html
 from inline.apis.serve.attention_views import ModelInput, compute_attention_views, prepare_input
 from inline.apis.serve.uploads import UploadLimits, read_upload
 from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
+from inline.datasets.decoder_process import DecoderProcess
 from inline.utils.drawing import Image
 from inline.utils.errors import UserError, first_line
 
@@ -177,6 +178,7 @@ class Controller:
     def __init__(self, models: Sequence[PageModel], limits: UploadLimits) -> None:
         self.models = list(models)
         self.limits = limits
+        self._decoder = DecoderProcess(limits.seconds)
         # Forward hooks collect the attention: concurrent clicks would record each other's layers.
         self._lock = threading.Lock()
 
@@ -195,7 +197,12 @@ class Controller:
 
     def upload(self, path: Path, head: int | None = None, score_thr: float = DEFAULT_SCORE_THR) -> PageUpdate:
         """Handle an uploaded image; `head` and `score_thr` are the current choices of the page."""
-        return self._handle(lambda: self._predict(read_upload(path, self.limits), path.name, head, score_thr))
+
+        def predict() -> PageUpdate:
+            image = read_upload(path, self.limits, self._decoder)
+            return self._predict(image, path.name, head, score_thr)
+
+        return self._handle(predict)
 
     def show_example(
         self, index: int, head: int | None = None, score_thr: float = DEFAULT_SCORE_THR
@@ -224,6 +231,10 @@ class Controller:
         if state is None:
             return PageUpdate(html.render_message(NO_IMAGE))
         return self._handle(lambda: self._show_attention(replace(state, head=head)))
+
+    def close(self) -> None:
+        """End the process that decodes images; it is started again if an image follows."""
+        self._decoder.close()
 
     def _predict(self, image: Image, name: str, head: int | None, score_thr: float) -> PageUpdate:
         inputs = tuple(model.prepare(image) for model in self.models)

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from inline.datasets.image_file import failure_reason, open_image
+from inline.datasets.image_file import failure_reason, open_image, read_file
 from inline.datasets.prepare.inspection import (
     Decoding,
     FileProblem,
@@ -82,7 +81,7 @@ def _label_map_inspector(images: Path, labels: Path, max_label: int) -> Inspect:
 def _image_size(path: Path) -> tuple[int, int] | None:
     """Return None for a missing or damaged image, which is reported with the images."""
     try:
-        with Image.open(path) as image:
+        with open_image(read_file(path)) as image:
             return image.size
     except Exception:
         return None

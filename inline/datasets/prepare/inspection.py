@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from inline.datasets.image_file import failure_reason, open_image
+from inline.datasets.image_file import failure_reason, open_image, read_file
 from inline.datasets.zip_archive import ZipArchive
 from inline.utils.arguments import check_positive
 from inline.utils.errors import UserError
@@ -96,7 +96,7 @@ def list_folder(
 
 def folder_reader(folder: Path) -> ReadFile:
     """Return a function that reads a file of a folder."""
-    return lambda name: (folder / name).read_bytes()
+    return lambda name: read_file(folder / name)
 
 
 def zip_reader(archive: ZipArchive, folder: str) -> ReadFile:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from inline.datasets.image_file import MMPRETRAIN_EXTENSIONS
+from inline.datasets.image_file import MMPRETRAIN_EXTENSIONS, file_name_error
 from inline.datasets.zip_archive import ZipArchive, inner_root
 from inline.utils.errors import UserError
 
@@ -30,6 +30,10 @@ def check_annotation_file(path: Path, num_classes: int, any_whitespace: bool = F
         words = line.strip().rsplit(None if any_whitespace else ' ', 1)
         if len(words) != 2 or not words[1].removeprefix('-').isdecimal():
             raise UserError(f'{str(path)!r}, line {number}: {line!r} must be an image name and a label')
+        if reason := file_name_error(words[0]):
+            raise UserError(
+                f'{str(path)!r}, line {number}: {words[0]!r} {reason}: must be a path inside the image folder'
+            )
         if not 0 <= int(words[1]) < num_classes:
             raise UserError(
                 f'{str(path)!r}, line {number}: label {words[1]} must be 0 to {num_classes - 1}, '

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inline.datasets.image_file import file_name_error, read_file
 from inline.utils.errors import UserError
 
 # The keys that mmdet reads from every entry.
@@ -37,7 +38,7 @@ def read_coco(path: Path, require_annotations: bool = True) -> Tables:
         require_annotations: False for a test split, whose file may have no annotations.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path, max_bytes=None))
     except (ValueError, RecursionError) as error:
         raise UserError(f'{str(path)!r} is not valid JSON: {error}') from error
     except OSError as error:
@@ -113,6 +114,8 @@ def check_tables(
     beyond = ((top_left < -1) | (bottom_right > image_size + 1)).any(axis=1)
     found['boxes clipped at the image border'] = int((kept & beyond).sum())
     used = [annotations[i] for i in np.flatnonzero(kept)]
+    # The metric counts a match with id 0 as a miss; see `renumber_annotation_zero` in openmmlab/patches.py.
+    found['annotation ids 0 replaced in the metric'] = sum(entry['id'] == 0 for entry in annotations)
     found['crowd regions ignored by loss and metric'] = sum(bool(entry.get('iscrowd')) for entry in used)
     if with_masks:
         # Evaluation also decodes the masks of dropped objects.
@@ -143,6 +146,11 @@ def _check_entries(entries: list[Any], name: str, path: Path) -> None:
         if text_key and not (isinstance(entry[text_key], str) and entry[text_key]):
             raise UserError(
                 f'{str(path)!r}: {name}[{i}] has {text_key} {entry[text_key]!r}: must be a non-empty string'
+            )
+        if name == 'images' and (reason := file_name_error(entry['file_name'])):
+            raise UserError(
+                f'{str(path)!r}: {name}[{i}] has file_name {entry["file_name"]!r}, which {reason}: '
+                'must be a path inside the image folder'
             )
     repeated = [id_ for id_, count in Counter(entry['id'] for entry in entries).items() if count > 1]
     if repeated:

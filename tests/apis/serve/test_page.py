@@ -1,5 +1,7 @@
 """The page, served by the tool in a separate process: requests of other programs, and a real browser."""
 
+import http.client
+import json
 import os
 import re
 import shutil
@@ -7,10 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +32,8 @@ BROWSERS = ('chromium', 'chromium-browser', 'google-chrome')
 FLAGS = '--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update'
 TIMEOUT = 120
 LAYERS = 4
+MULTIPART = {'Content-Type': 'multipart/form-data; boundary=x'}
+PROXY_NAME = 'demo.example.org'
 BAD_FILES = {
     'text.jpg': (b'no picture\n' * 9, 'cannot be read: not an image'),
     'empty.png': (b'', 'cannot be read: the file is empty'),
@@ -37,10 +45,66 @@ BAD_FILES = {
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its URL, and a folder with its checkpoints and its temporary folder ``tmp``."""
+    """A running server: its URL, a folder with its checkpoints and its temporary folder ``tmp``, and the URLs
+    that it tried to fetch."""
 
     url: str
     folder: Path
+    fetched: list[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip('/').rsplit(':', 1)[1])
+
+    def request(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> tuple[int, str]:
+        """Return status and text of the answer to a request."""
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=TIMEOUT)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def upload(self, name: str, content: bytes) -> tuple[int, str]:
+        head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'
+        body = head.encode() + content + b'\r\n--x--\r\n'
+        return self.request('POST', '/gradio_api/upload', MULTIPART, body)
+
+    def stored(self) -> list[Path]:
+        return [path for path in (self.folder / 'tmp').rglob('*') if path.is_file()]
+
+    def wait_for_files(self, names: set[str]) -> None:
+        """Wait until exactly these files are stored: the server deletes others after its answer."""
+        for _ in range(100):
+            found = {path.name for path in self.stored()}
+            if found == names:
+                return
+            time.sleep(0.1)
+        pytest.fail(f'stored are {sorted(found)}, expected {sorted(names)}')
+
+
+@contextmanager
+def record_fetches() -> Iterator[tuple[str, list[str]]]:
+    """Run an HTTP proxy that answers every request with 404; yields its address and the requested URLs."""
+    requested: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requested.append(self.path)
+            self.send_error(404)
+
+        do_CONNECT = do_GET  # noqa: N815 (name of the base class)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(('127.0.0.1', 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{proxy.server_port}', requested
+        proxy.shutdown()
 
 
 @pytest.fixture(scope='module')
@@ -62,13 +126,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         args += [*(['--compare'] if args else []), config, str(checkpoint)]
     (folder / 'tmp').mkdir()
     port = free_port()
-    limits = ['--max-megabytes', '0.1', '--max-megapixels', '1', '--port', port]
+    limits = ['--max-megabytes', '0.1', '--max-megapixels', '1', '--port', port, '--allow-host', PROXY_NAME]
     with (
+        record_fetches() as (proxy, fetched),
         (folder / 'errors').open('w') as errors,
         subprocess.Popen(
             [sys.executable, 'tools/serve.py', *args, *limits],
             cwd=ROOT,
-            env={**os.environ, 'TMPDIR': str(folder / 'tmp')},
+            env={
+                **os.environ,
+                'TMPDIR': str(folder / 'tmp'),
+                # Everything but the start-up check of Gradio goes to a proxy that records it.
+                **{f'{name}_PROXY': proxy for name in ('HTTP', 'HTTPS')},
+                'NO_PROXY': '127.0.0.1',
+            },
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -78,7 +149,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             assert process.stdout is not None
             line = next((line for line in process.stdout if line.startswith('open ')), '')
             assert f'http://127.0.0.1:{port}/' in line, (folder / 'errors').read_text()[-3000:]
-            yield Server(f'http://127.0.0.1:{port}/', folder)
+            yield Server(f'http://127.0.0.1:{port}/', folder, fetched)
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -88,6 +159,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert process.returncode == 130
     assert 'Traceback' not in (folder / 'errors').read_text()
     assert not list((folder / 'tmp').iterdir())
+    assert fetched == []
 
 
 @pytest.mark.slow
@@ -98,19 +170,109 @@ def test_requests_of_other_programs_are_rejected(server: Server) -> None:
         with pytest.raises(urllib.error.HTTPError) as rejected:
             urllib.request.urlopen(f'{url}gradio_api/file={path}')
         assert rejected.value.code in (403, 404)
-    body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n' + bytes(200_000)
-    request = urllib.request.Request(
-        f'{url}gradio_api/upload',
-        body + b'\r\n--x--\r\n',
-        {'Content-Type': 'multipart/form-data; boundary=x'},
-    )
-    with pytest.raises(urllib.error.HTTPError) as rejected:
-        urllib.request.urlopen(request)
-    assert rejected.value.code == 413
-    assert sum(path.stat().st_size for path in (folder / 'tmp').rglob('*') if path.is_file()) < 1000
+    assert server.upload('a.png', bytes(200_000))[0] == 413
+    assert server.upload('a.png', bytes(2_000_000))[0] == 413
+    assert sum(path.stat().st_size for path in server.stored()) < 1000
     # Another loopback address: the server listens on 127.0.0.1 only.
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
-        other.connect(('127.0.0.2', int(url.rstrip('/').rsplit(':', 1)[1])))
+        other.connect(('127.0.0.2', server.port))
+
+
+HOSTS = {
+    'a foreign host': ({'Host': 'evil.example:{port}'}, 403),
+    'no host': ({'Host': ''}, 403),
+    'an invalid host': ({'Host': '[evil'}, 403),
+    'a host that begins like ours': ({'Host': '127.0.0.1.evil.example'}, 403),
+    'a host after a user name': ({'Host': '127.0.0.1@evil.example'}, 403),
+    'a foreign origin': ({'Origin': 'http://evil.example'}, 403),
+    'an opaque origin': ({'Origin': 'null'}, 403),
+    'an origin on another port': ({'Origin': 'http://127.0.0.1:1'}, 403),
+    'a foreign host and origin': ({'Host': 'evil.example', 'Origin': 'http://evil.example'}, 403),
+    'localhost': ({'Host': 'localhost:{port}', 'Origin': 'http://localhost:{port}'}, 200),
+    'IPv6': ({'Host': '[::1]:{port}'}, 200),
+    'an allowed host': ({'Host': PROXY_NAME.upper(), 'Origin': f'https://{PROXY_NAME}'}, 200),
+    'an allowed origin': ({'Origin': f'https://{PROXY_NAME}'}, 200),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', HOSTS)
+def test_only_trusted_hosts_and_origins_are_answered(server: Server, name: str) -> None:
+    values, expected = HOSTS[name]
+    headers = {key: value.replace('{port}', str(server.port)) for key, value in values.items()}
+    for method, path in (('GET', '/'), ('GET', '/theme.css'), ('HEAD', '/')):
+        assert server.request(method, path, headers)[0] == expected, path
+    if expected == 403:
+        assert 'is not allowed; tools/serve.py --allow-host' in server.request('GET', '/', headers)[1]
+        preflight = {**headers, 'Access-Control-Request-Method': 'POST'}
+        assert server.request('OPTIONS', '/gradio_api/queue/join', preflight)[0] == 403
+        assert server.request('POST', '/gradio_api/upload', {**headers, **MULTIPART}, b'')[0] == 403
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('method', 'path'),
+    [
+        ('GET', '/gradio_api/file=http://huggingface.co/a.png'),
+        ('GET', '/gradio_api/proxy=http://huggingface.co/a.png'),
+        ('GET', '/gradio_api/deep_link?session_hash=a'),
+        ('GET', '/gradio_api/info'),
+        ('GET', '/config'),
+        ('GET', '/monitoring'),
+        ('POST', '/gradio_api/component_server'),
+        ('POST', '/gradio_api/process_recording'),
+        ('POST', '/gradio_api/run/predict'),
+        ('PUT', '/gradio_api/upload'),
+        ('OPTIONS', '/gradio_api/upload'),
+    ],
+)
+def test_routes_that_the_page_does_not_use_are_refused(server: Server, method: str, path: str) -> None:
+    status, text = server.request(method, path, {'Content-Length': '2'} if method == 'POST' else {})
+    assert (status, 'is not part of this page' in text) == (404, True)
+    assert server.fetched == []
+
+
+@pytest.mark.slow
+def test_a_url_in_an_event_is_not_fetched(server: Server) -> None:
+    """For the file and for another input of the event: Gradio looks for files in all of them."""
+    page = server.request('GET', '/')[1]
+    (config,) = re.findall(r'window\.gradio_config = (\{.*?\});</script>', page)
+    events = {event['id']: event for event in json.loads(config)['dependencies']}
+    (event,) = [event for event in events.values() if len(event['outputs']) == 7]
+    file = {'path': 'http://huggingface.co/a.png', 'meta': {'_type': 'gradio.FileData'}}
+    for i, data in enumerate(([file, 'mean of all'], [None, file])):
+        joined = {'data': data, 'fn_index': event['id'], 'session_hash': f'url{i}'}
+        headers = {'Content-Type': 'application/json'}
+        status, text = server.request('POST', '/gradio_api/queue/join', headers, json.dumps(joined).encode())
+        assert status == 200, text
+        answer = server.request('GET', f'/gradio_api/queue/data?session_hash=url{i}')[1]
+        assert '"success":false' in answer
+    assert server.fetched == []
+
+
+@pytest.mark.slow
+def test_uploads_without_an_event_do_not_fill_the_disk(server: Server) -> None:
+    for i in range(12):
+        assert server.upload(f'{i}.png', bytes([i]) * 50_000)[0] == 200
+    server.wait_for_files({f'{i}.png' for i in range(4, 12)})
+    # A lost connection leaves the received part.
+    for _ in range(3):
+        with socket.create_connection(('127.0.0.1', server.port)) as connection:
+            head = 'POST /gradio_api/upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n'
+            head += f'Content-Type: {MULTIPART["Content-Type"]}\r\n\r\n--x\r\n'
+            head += 'Content-Disposition: form-data; name="files"; filename="lost.png"\r\n\r\n'
+            connection.sendall(head.encode() + bytes(20_000))
+    for i in range(12, 20):
+        assert server.upload(f'{i}.png', bytes([i]) * 50_000)[0] == 200
+    server.wait_for_files({f'{i}.png' for i in range(12, 20)})
+    # One request with many files.
+    part = '--x\r\nContent-Disposition: form-data; name="files"; filename="{}.txt"\r\n\r\n{}\r\n'
+    body = ''.join(part.format(i, i) for i in range(50)) + '--x--\r\n'
+    assert server.request('POST', '/gradio_api/upload', MULTIPART, body.encode())[0] == 200
+    server.wait_for_files({f'{i}.txt' for i in range(42, 50)})
+    assert len(list((server.folder / 'tmp').rglob('*'))) <= 8 * 2 + 1
+    status, text = server.request('POST', '/gradio_api/upload', {**MULTIPART, 'Transfer-Encoding': 'chunked'})
+    assert (status, 'without Content-Length' in text) == (411, True)
 
 
 @pytest.fixture(scope='module')
