@@ -48,7 +48,8 @@ class DecoderProcess:
             is_late = self.close() == -signal.SIGALRM
             reason = f'decoding takes more than {self.seconds:g} s' if is_late else 'the decoder crashed'
             raise UnreadableError(f'{name!r} cannot be read: {reason}') from error
-        return pixels.reshape(answer['shape'])
+        # A copy, because the received bytes cannot be written to.
+        return pixels.reshape(answer['shape']).copy()
 
     def close(self) -> int | None:
         """End the process and return its exit code; None if it was not running."""

@@ -53,19 +53,21 @@ _UNSUPPORTED_MODES = {
 def read_file(path: str | os.PathLike[str], max_bytes: int | None = MAX_FILE_BYTES) -> bytes:
     """Read a regular file. Raise an OSError for a device, pipe or folder, which may block or never end."""
     try:
-        # Opening a pipe would otherwise wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0))
+        with open(path, 'rb', opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, 'not a regular file')
+            if max_bytes is not None and status.st_size > max_bytes:
+                text = f'the file has {status.st_size:,} bytes: at most {max_bytes:,} are allowed'
+                raise OSError(errno.EFBIG, text)
+            return file.read()
     except ValueError as error:
         raise OSError(errno.EINVAL, 'the file name contains a NUL character') from error
-    with open(descriptor, 'rb') as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, 'not a regular file')
-        if max_bytes is not None and status.st_size > max_bytes:
-            raise OSError(
-                errno.EFBIG, f'the file has {status.st_size:,} bytes: at most {max_bytes:,} are allowed'
-            )
-        return file.read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # Opening a named pipe would otherwise wait for a writer. For regular files the flag has no effect.
+    return os.open(path, flags | getattr(os, 'O_NONBLOCK', 0))
 
 
 def file_name_error(name: str) -> str | None:

@@ -342,8 +342,9 @@ def renumber_annotation_zero() -> None:
         objects = cocoGt.anns if cocoGt is not None else {}
         if 0 in objects:
             # The other indices of pycocotools refer to the same dict.
-            objects[0]['id'] = max(objects) + 1
-            objects[objects[0]['id']] = objects.pop(0)
+            new_id = max(objects) + 1
+            objects[new_id] = objects.pop(0)
+            objects[new_id]['id'] = new_id
         init(self, cocoGt, *args, **options)
 
     COCOeval.__init__ = renumber_and_init

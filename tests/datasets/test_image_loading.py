@@ -1,5 +1,7 @@
 """Unusual images are loaded in a defined way; unreadable ones raise an error with file and reason."""
 
+import io
+import os
 import struct
 import warnings
 from pathlib import Path
@@ -8,10 +10,11 @@ import cv2
 import numpy as np
 import pytest
 from mmcv.transforms import LoadImageFromFile
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
-from inline.datasets.image_file import HIGHEST_MAX_PIXELS, header_size
-from inline.datasets.loading import LoadImage
+from inline.datasets.image_file import HIGHEST_MAX_PIXELS, count_jpeg_scans, header_size, open_image
+from inline.datasets.loading import LoadImage, LoadLabelMap
+from inline.datasets.prepare.inspection import UNDECODABLE, folder_reader, image_decoder
 from inline.utils.errors import UnreadableError, UserError
 from tests.datasets.invalid_data import PICTURE, RANDOM, Case, encode, picture
 
@@ -45,10 +48,23 @@ def with_header_size(width: int, height: int) -> bytes:
     return PNG[:16] + struct.pack('>II', width, height) + PNG[24:]
 
 
+def with_scans(count: int) -> bytes:
+    """Return a progressive JPEG whose last scan is repeated."""
+    content = encode(picture(), 'JPEG', progressive=True)
+    tables, end = content.rindex(b'\xff\xc4'), len(content) - 2
+    missing = count - content.count(b'\xff\xda')
+    return content[:end] + content[tables:end] * missing + content[end:]
+
+
+EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n'
 NOISE = Image.fromarray(RANDOM.integers(0, 256, (24, 40, 3), dtype=np.uint8))
 JPEG, PNG = encode(NOISE, 'JPEG', quality=95), encode(picture(), 'PNG')
 
 UNREADABLE = {
+    'an EPS file named like an image': Case('skipped', 'not an image', lambda: EPS),
+    'a JPEG with more than 100 scans': Case(
+        'skipped', 'a JPEG with 101 scans: at most 100 are allowed', lambda: with_scans(101)
+    ),
     'an empty file': Case('skipped', 'the file is empty', lambda: b''),
     'a missing file': Case('skipped', 'No such file or directory', lambda: None),
     'a file that is not an image': Case('skipped', 'not an image', lambda: b'<html>404 Not Found</html>' * 9),
@@ -209,6 +225,71 @@ def test_header_sizes_equal_those_of_pillow(image_format: str, size: tuple[int, 
         options = {key: value for key, value in options.items() if image_format == 'JPEG' or key == 'exif'}
         assert header_size(encode(picture().resize(size), image_format, **options)) == size
     assert header_size(encode(picture(), 'BMP')) is None
+
+
+SPECIAL_FILES = {
+    'a device such as /dev/zero': Case(
+        'skipped', 'not a regular file', lambda path: path.symlink_to('/dev/zero')
+    ),
+    'a named pipe': Case('skipped', 'not a regular file', os.mkfifo),
+    'a folder named like an image': Case('skipped', 'Is a directory', Path.mkdir),
+    'a file of more than 1 GiB': Case(
+        'skipped', 'has 2,000,000,000 bytes', lambda path: path.touch() or os.truncate(path, 2_000_000_000)
+    ),
+}
+
+
+@pytest.mark.parametrize('name', SPECIAL_FILES)
+def test_special_files_are_not_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / 'picture.png'
+    SPECIAL_FILES[name].make(path)
+    with pytest.raises(UnreadableError, match=SPECIAL_FILES[name].message):
+        LoadImage()({'img_path': str(path)})
+    with pytest.raises(UnreadableError, match='the file name contains a NUL character'):
+        LoadImage()({'img_path': f'{path}\0.png'})
+
+
+@pytest.mark.parametrize('backend', ['cv2', 'pillow'])
+def test_ghostscript_is_never_started(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow starts it for EPS files, whatever their name. Here it is a program that leaves a file."""
+    started, program = tmp_path / 'started', tmp_path / 'gs'
+    program.write_text(f'#!/bin/sh\necho >> {started}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.setattr(EpsImagePlugin, 'gs_binary', None)
+    with pytest.raises(OSError), Image.open(io.BytesIO(EPS)) as image:
+        image.load()
+    assert started.exists(), 'the program would not be noticed'
+    started.unlink()
+    path = tmp_path / 'picture.png'
+    path.write_bytes(EPS)
+    with pytest.raises(UnreadableError, match='not an image'):
+        LoadImage(imdecode_backend=backend)({'img_path': str(path)})
+    with pytest.raises(UnreadableError, match='not an image'):
+        LoadLabelMap()({'seg_map_path': str(path), 'seg_fields': []})
+    assert image_decoder(folder_reader(tmp_path))(path.name) == (UNDECODABLE, path.name, 'not an image')
+    assert not started.exists()
+
+
+def test_scans_are_counted_in_the_image_only() -> None:
+    assert count_jpeg_scans(JPEG) == 1
+    assert count_jpeg_scans(encode(picture(), 'JPEG', progressive=True)) == 10
+    for content in (
+        with_scans(100),
+        JPEG + with_scans(300),
+        encode(NOISE, 'JPEG', comment=b'\xff\xda' * 300),
+    ):
+        assert count_jpeg_scans(content) <= 100
+        assert LoadImage().decode(content, 'a.jpg').shape == (24, 40, 3)
+    # An end marker inside a comment does not hide the scans after it.
+    hidden = with_scans(300)
+    frame = hidden.index(b'\xff\xc2')
+    hidden = hidden[:frame] + b'\xff\xfe\x00\x04\xff\xd9' + hidden[frame:]
+    assert count_jpeg_scans(hidden) == 300
+    with pytest.raises(UnreadableError, match='300 scans'):
+        LoadImage().decode(hidden, 'a.jpg')
+    with pytest.raises(OSError, match='300 scans'):
+        open_image(hidden)
 
 
 SIZES = {

@@ -172,6 +172,7 @@ def test_the_page_has_the_tested_cases() -> None:
         test_image_loading.UNREADABLE,
         test_image_loading.SIZES,
         test_image_loading.READ,
+        test_image_loading.SPECIAL_FILES,
         test_label_map_loading.BAD,
         test_label_map_loading.GOOD,
         test_coco_validation.REJECTED,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -96,6 +97,35 @@ def test_debug_messages_are_not_printed(capsys: pytest.CaptureFixture[str]) -> N
     print_log('debug', level=logging.DEBUG)
     print_log('info')
     assert capsys.readouterr().out == 'info\n'
+
+
+def test_a_match_with_annotation_id_0_counts() -> None:
+    """If the AP without the patch is 1, the patch can be removed."""
+    from mmdet.datasets.api_wrappers import COCO, COCOeval, COCOevalMP
+
+    boxes = [{'image_id': 1, 'category_id': 1, 'bbox': [20 * i, 5, 15, 15]} for i in range(4)]
+    truth = COCO()
+    truth.dataset = {
+        'images': [{'id': 1, 'width': 100, 'height': 100}],
+        'categories': [{'id': 1, 'name': 'a'}],
+        'annotations': [{**box, 'id': i, 'area': 225, 'iscrowd': 0} for i, box in enumerate(boxes)],
+    }
+    truth.createIndex()
+    found = truth.loadRes([{**box, 'score': 0.9 - 0.1 * i} for i, box in enumerate(boxes)])
+    unpatched = COCOeval(iouType='bbox')
+    unpatched.cocoGt, unpatched.cocoDt = truth, found
+    unpatched.params.imgIds = unpatched.params.catIds = [1]
+    patches.renumber_annotation_zero()
+    assert average_precision(unpatched) == pytest.approx(0.564, abs=1e-3)
+    assert average_precision(COCOeval(truth, found, 'bbox')) == 1
+    assert COCOevalMP.__init__ is COCOeval.__init__
+    assert sorted(truth.anns) == sorted(entry['id'] for entry in truth.dataset['annotations']) == [1, 2, 3, 4]
+
+
+def average_precision(evaluator: Any) -> float:
+    evaluator.evaluate()
+    evaluator.accumulate()
+    return float(evaluator.eval['precision'][:, :, 0, 0, -1].mean())
 
 
 @pytest.mark.slow

@@ -17,6 +17,11 @@ INVALID = {
     'port not a number': ([CONFIG, 'gone.pth', '--port', 'a'], "argument --port: invalid int value: 'a'"),
     'size': ([CONFIG, 'gone.pth', '--max-megabytes', '0'], '--max-megabytes 0: must be greater than 0'),
     'pixels': ([CONFIG, 'gone.pth', '--max-megapixels', '-1'], '--max-megapixels -1: must be greater than 0'),
+    'seconds': ([CONFIG, 'gone.pth', '--max-seconds', '0'], '--max-seconds 0: must be greater than 0'),
+    'host': (
+        [CONFIG, 'gone.pth', '--allow-host', 'http://a.org'],
+        "--allow-host 'http://a.org': must be a host name without scheme, port or path",
+    ),
     'config': (['nowhere.py', 'gone.pth'], "config 'nowhere.py' does not exist"),
     'checkpoint': ([CONFIG, 'gone.pth'], "checkpoint 'gone.pth' does not exist"),
     'incomplete comparison': ([CONFIG, 'gone.pth', '--compare', CONFIG], '--compare: expected 2 arguments'),

@@ -55,6 +55,7 @@ class RequestGuard:
         self._active_uploads = 0
 
     async def __call__(self, scope: 'Scope', receive: 'Receive', send: 'Send') -> None:
+        from starlette.requests import ClientDisconnect
         from starlette.responses import PlainTextResponse
 
         if scope['type'] == 'lifespan':
@@ -72,7 +73,9 @@ class RequestGuard:
         is_upload = scope['path'] == _UPLOAD
         self._active_uploads += is_upload
         try:
-            await self.app(scope, receive, send)
+            # A connection that is lost during an upload is no error of the server.
+            with suppress(ClientDisconnect):
+                await self.app(scope, receive, send)
         finally:
             self._active_uploads -= is_upload
             if is_upload:

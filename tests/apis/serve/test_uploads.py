@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from inline.apis.serve.uploads import UploadLimits, read_upload
+from inline.datasets.decoder_process import DecoderProcess
 from inline.utils.errors import UnreadableError, UserError
 
 
@@ -34,6 +36,7 @@ BAD = {
         b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>',
         'not an image',
     ),
+    'drawing.png': (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n', 'not an image'),
     'page.html': (b'<html><img src=x onerror=alert(1)></html>', 'not an image'),
     'bomb.png': (huge_png(), '60000x60000 pixels: at most 25,000,000 are allowed'),
     'line.png': (encode_image('.png', 2, 900), 'the aspect ratio must be at most 100'),
@@ -41,35 +44,42 @@ BAD = {
 }
 
 
+@pytest.fixture(scope='module')
+def decoder() -> Iterator[DecoderProcess]:
+    process = DecoderProcess(60)
+    yield process
+    assert process.close() == 0
+
+
 @pytest.mark.parametrize('name', BAD)
-def test_invalid_file_raises_without_the_path(name: str, tmp_path: Path) -> None:
+def test_invalid_file_raises_without_the_path(name: str, tmp_path: Path, decoder: DecoderProcess) -> None:
     content, expected = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UnreadableError, match=expected) as raised:
-        read_upload(tmp_path / name, UploadLimits(megabytes=0.1))
+        read_upload(tmp_path / name, UploadLimits(megabytes=0.1), decoder)
     assert name in str(raised.value)
     assert str(tmp_path) not in str(raised.value)
     assert '\n' not in str(raised.value)
 
 
 @pytest.mark.parametrize('suffix', ['.png', '.jpg', '.bmp', '.webp', '.tif'])
-def test_valid_file_is_read_like_opencv(suffix: str, tmp_path: Path) -> None:
+def test_valid_file_is_read_like_opencv(suffix: str, tmp_path: Path, decoder: DecoderProcess) -> None:
     path = tmp_path / f'photo{suffix}'
     path.write_bytes(encode_image(suffix))
-    assert (read_upload(path, UploadLimits()) == cv2.imread(str(path))).all()
+    assert (read_upload(path, UploadLimits(), decoder) == cv2.imread(str(path))).all()
 
 
-def test_exif_orientation_is_applied(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path, decoder: DecoderProcess) -> None:
     rotated, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.new('RGB', (60, 40)).save(rotated, 'jpeg', exif=exif)
     (tmp_path / 'rotated.jpg').write_bytes(rotated.getvalue())
-    assert read_upload(tmp_path / 'rotated.jpg', UploadLimits()).shape == (60, 40, 3)
+    assert read_upload(tmp_path / 'rotated.jpg', UploadLimits(), decoder).shape == (60, 40, 3)
 
 
-def test_missing_file_raises(tmp_path: Path) -> None:
+def test_missing_file_raises(tmp_path: Path, decoder: DecoderProcess) -> None:
     with pytest.raises(UnreadableError, match=r"'gone.png' cannot be read: upload it again"):
-        read_upload(tmp_path / 'gone.png', UploadLimits())
+        read_upload(tmp_path / 'gone.png', UploadLimits(), decoder)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +87,7 @@ def test_missing_file_raises(tmp_path: Path) -> None:
     [
         ({'megabytes': 0}, '--max-megabytes 0: must be greater than 0'),
         ({'megabytes': float('nan')}, '--max-megabytes nan: must be greater than 0'),
+        ({'seconds': 0}, '--max-seconds 0: must be greater than 0'),
         ({'megapixels': -1}, '--max-megapixels -1: must be greater than 0'),
         ({'megapixels': 1e6}, r'--max-megapixels 1e\+06: must be greater than 0 and at most 178.957'),
     ],

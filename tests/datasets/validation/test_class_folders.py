@@ -115,6 +115,11 @@ REJECTED = {
             'line 1: label -1 must be 0 to 2, because the config has 3 classes',
             annotated('a.png -1\n'),
         ),
+        (
+            'a line with an absolute path',
+            "line 1: '/dev/zero' is absolute: must be a path inside the image folder",
+            annotated('/dev/zero 1\n'),
+        ),
         ('an annotation file that is not text', 'cannot be read', annotated(b'\xff\xfe\x00a\xd8')),
     )
 }

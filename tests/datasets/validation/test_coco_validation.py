@@ -82,6 +82,26 @@ REJECTED = {
             "images[1] (id 8) has no 'file_name'",
             change('images', file_name=None),
         ),
+        (
+            'an absolute file name',
+            "images[1] has file_name '/dev/zero', which is absolute: must be a path inside the image folder",
+            change('images', file_name='/dev/zero'),
+        ),
+        (
+            'a file name outside the image folder',
+            "images[1] has file_name '../8.png', which contains '..': must be a path inside",
+            change('images', file_name='../8.png'),
+        ),
+        (
+            'a URL as file name',
+            "images[1] has file_name 'http://a.org/8.png', which is a URL: must be a path inside",
+            change('images', file_name='http://a.org/8.png'),
+        ),
+        (
+            'a NUL in a file name',
+            "images[1] has file_name '8\\x00.png', which contains a NUL character: must be a path inside",
+            change('images', file_name='8\0.png'),
+        ),
         ('an image entry without a size', "images[1] (id 8) has no 'height'", change('images', height=None)),
         ('an image of size zero', 'image 8 has size 0x24: must be positive', change('images', width=0)),
         (
@@ -295,6 +315,9 @@ COUNTED = {
         'changed',
         'objects that lose polygons of less than three points: 1',
         change('annotations', segmentation=[[1, 1, 5, 5], [2, 3, 12, 3, 12, 11]]),
+    ),
+    'an annotation with id 0': Case(
+        'changed', 'annotation ids 0 replaced in the metric: 1', change('annotations', id=0)
     ),
     'an image without objects': Case(
         'dropped',
