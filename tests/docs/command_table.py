@@ -34,6 +34,7 @@ RUN = {
     'python tools/export.py CONFIG CHECKPOINT --format aoti': '--size 224 --out model.aoti.pt2',
     'python -m inline.openmmlab.patches': '',
     'python -m benchmarks.speed': 'memory --repetitions 1',
+    'python -m benchmarks.reads': '--images 20 --rounds 1',
 }
 
 # Started with these additional arguments until they print this, then stopped with Ctrl-C.
