@@ -4,8 +4,8 @@ python -m benchmarks.reads
 
 Writes JPEGs of about the size of ImageNet's (500x375 pixels, 110 kB) to a temporary folder and to an
 uncompressed zip, and reads all of them in random order, several times. The files are in the page cache, so
-that the times are those of this process and of the kernel; CPU time does not depend on the load of the machine
-as elapsed time does. What a disk or network adds must be measured on the storage itself.
+that the times are those of this process and the kernel. CPU time depends less on the load of the machine than
+elapsed time. What a disk or network adds must be measured on the storage itself.
 """
 
 import random

@@ -64,9 +64,9 @@ class DecoderProcess:
     def _start(self) -> Connection:
         self._connection, theirs = Pipe()
         descriptor = theirs.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, '-m', __name__, str(descriptor)], stdin=subprocess.DEVNULL, pass_fds=[descriptor]
-        )
+        # -P: without it, Python would import modules from the current folder first.
+        command = [sys.executable, '-P', '-m', __name__, str(descriptor)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
         theirs.close()
         return self._connection
 

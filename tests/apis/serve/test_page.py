@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -76,14 +76,14 @@ class Server:
     def stored(self) -> list[Path]:
         return [path for path in (self.folder / 'tmp').rglob('*') if path.is_file()]
 
-    def wait_for_files(self, count: int) -> set[str]:
-        """Wait until so many files are stored: others are deleted after the answer. Return their names."""
+    def wait_for_files(self, expected: Callable[[set[str]], bool]) -> None:
+        """Wait until the names of the stored files are as expected: old ones are deleted after the answer."""
         for _ in range(100):
             found = {path.name for path in self.stored()}
-            if len(found) == count:
-                return found
+            if expected(found):
+                return
             time.sleep(0.1)
-        pytest.fail(f'{len(found)} files are stored, expected {count}: {sorted(found)}')
+        pytest.fail(f'stored are {sorted(found)}')
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def test_a_url_in_an_event_is_not_fetched(server: Server) -> None:
 def test_uploads_without_an_event_do_not_fill_the_disk(server: Server) -> None:
     for i in range(12):
         assert server.upload(f'{i}.png', bytes([i]) * 50_000)[0] == 200
-    assert server.wait_for_files(8) == {f'{i}.png' for i in range(4, 12)}
+    server.wait_for_files(lambda names: names == {f'{i}.png' for i in range(4, 12)})
     # A lost connection leaves the received part.
     for _ in range(3):
         with socket.create_connection(('127.0.0.1', server.port)) as connection:
@@ -264,12 +264,12 @@ def test_uploads_without_an_event_do_not_fill_the_disk(server: Server) -> None:
             connection.sendall(head.encode() + bytes(20_000))
     for i in range(12, 20):
         assert server.upload(f'{i}.png', bytes([i]) * 50_000)[0] == 200
-    assert server.wait_for_files(8) == {f'{i}.png' for i in range(12, 20)}
+    server.wait_for_files(lambda names: names == {f'{i}.png' for i in range(12, 20)})
     # One request with many files.
     part = '--x\r\nContent-Disposition: form-data; name="files"; filename="{}.txt"\r\n\r\n{}\r\n'
     body = ''.join(part.format(i, i) for i in range(50)) + '--x--\r\n'
     assert server.request('POST', '/gradio_api/upload', MULTIPART, body.encode())[0] == 200
-    assert all(name.endswith('.txt') for name in server.wait_for_files(8))
+    server.wait_for_files(lambda names: len(names) == 8 and all(name.endswith('.txt') for name in names))
     assert len(list((server.folder / 'tmp').rglob('*'))) <= 8 * 2 + 1
     status, text = server.request('POST', '/gradio_api/upload', {**MULTIPART, 'Transfer-Encoding': 'chunked'})
     assert (status, 'without Content-Length' in text) == (411, True)
