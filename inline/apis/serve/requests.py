@@ -4,7 +4,7 @@ The page of another website can send requests to a server on the same machine, a
 name is made to resolve to 127.0.0.1 (DNS rebinding). Such requests carry the name of that website.
 """
 
-import stat
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -128,18 +128,16 @@ def check_hosts(names: Sequence[str]) -> None:
 def delete_old_files(folder: Path, max_files: int) -> None:
     """Delete all but the newest files below a folder, and the folders that become empty."""
     files, folders = [], []
-    for path in folder.rglob('*'):
-        # Another thread may have read and deleted it.
-        with suppress(FileNotFoundError):
-            status = path.stat()
-            if stat.S_ISDIR(status.st_mode):
-                folders.append(path)
-            else:
-                files.append((status.st_mtime_ns, path))
+    # Unlike rglob, walk ignores what another thread deletes in the meantime.
+    for parent, _, names in os.walk(folder, topdown=False):
+        folders.append(Path(parent))
+        for path in (Path(parent, name) for name in names):
+            with suppress(FileNotFoundError):
+                files.append((path.stat().st_mtime_ns, path))
     for _, path in sorted(files)[: max(len(files) - max_files, 0)]:
         path.unlink(missing_ok=True)
-    for path in reversed(folders):
-        # Fails for a folder that still holds a file.
+    for path in folders[:-1]:
+        # Fails for a folder that still holds a file. The last one is `folder` itself.
         with suppress(OSError):
             path.rmdir()
 
