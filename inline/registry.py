@@ -37,7 +37,11 @@ DATASETS = _LazyRegistry(
     'dataset',
     parent=MMENGINE_DATASETS,
     scope='inline',
-    locations=['inline.datasets.imagenet', 'inline.datasets.tiny_imagenet'],
+    locations=[
+        'inline.datasets.imagenet',
+        'inline.datasets.tiny_imagenet',
+        'inline.datasets.image_pairs',
+    ],
 )
 HOOKS = Registry(
     'hook',

@@ -48,7 +48,7 @@ def main() -> None:
     apply_patches()
     from inline.apis.export.run import ExportOptions, export
     from inline.apis.loading import find_config
-    from inline.checkpoints import trust_checkpoints
+    from inline.checkpoints import read_checkpoint, trust_checkpoints
     from inline.datasets.custom import fit_to_custom_data
     from inline.engine.config import set_data_root
     from inline.openmmlab.patches import read_data_files_safely
@@ -57,8 +57,10 @@ def main() -> None:
     cfg = find_config(args.config, args.cfg_options)
     if args.data_root:
         set_data_root(cfg, args.data_root)
-    if args.evaluate:
-        fit_to_custom_data(cfg)
+    if args.evaluate and 'custom_data' in cfg:
+        with trust_checkpoints(args.trust_checkpoint):
+            classes = read_checkpoint(args.checkpoint).dataset_meta.get('classes') or ()
+        fit_to_custom_data(cfg, phase='test', model_classes=classes)
     options = ExportOptions(
         name=Path(args.config).stem,
         checkpoint=args.checkpoint,

@@ -9,7 +9,7 @@ import argparse
 import signal
 from pathlib import Path
 
-from inline.engine.flags import add_trust
+from inline.engine.flags import add_allow_other_classes, add_trust
 from inline.openmmlab.patches import apply_patches
 from inline.utils.errors import OneLineParser, exit_on_user_error
 
@@ -66,6 +66,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--skip-bad', action='store_true', help='skip images that cannot be read')
     parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: GPU if available)')
+    add_allow_other_classes(parser)
     add_trust(parser)
     return parser.parse_args()
 

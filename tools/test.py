@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Test a checkpoint with the test data and evaluators of a config."""
 
-from inline.engine.flags import add_run_flags
+from inline.engine.flags import add_allow_other_classes, add_run_flags
 from inline.openmmlab.patches import apply_patches
 from inline.utils.errors import OneLineParser, exit_on_user_error
 
@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument(
         '--tta', action='store_true', help='test every image at several scales and flipped (segmentation)'
     )
+    add_allow_other_classes(parser)
     add_run_flags(parser)
     args = parser.parse_args()
     apply_patches()

@@ -2,8 +2,8 @@
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import inline
 from inline.checkpoints import Checkpoint, load_complete_state_dict, read_checkpoint, select_submodule
 from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
 from inline.datasets.custom import fit_to_custom_data
+from inline.datasets.custom.layouts import other_classes_error
 from inline.engine.config import TOOLBOXES, apply_aliases, check_config_path, load_config
 from inline.engine.launch import build_untrained_model
 from inline.utils.drawing import Color, class_palette
@@ -40,12 +41,14 @@ class Classes:
         palette: RGB colours by label.
         stored_ids: Ids of the classes in the COCO annotations of the data, if the checkpoint contains them.
         annotation_files: COCO annotation files of the config, which may not exist.
+        from_checkpoint: Whether a checkpoint names the classes.
     """
 
     names: tuple[str, ...]
     palette: tuple[Color, ...]
     stored_ids: tuple[int, ...] = ()
     annotation_files: tuple[Path, ...] = field(default=(), repr=False)
+    from_checkpoint: bool = False
 
     @cached_property
     def category_ids(self) -> tuple[int, ...]:
@@ -166,7 +169,18 @@ def build_model(
         if backbone_only:
             module, state_dict = model.backbone, select_submodule(state_dict, 'backbone.')
         load_complete_state_dict(module, state_dict, checkpoint.source)
-    return model.eval(), _classes(cfg, {**config_meta, **meta} if names else config_meta)
+    classes = _classes(cfg, {**config_meta, **meta} if names else config_meta)
+    return model.eval(), replace(classes, from_checkpoint=bool(names))
+
+
+def check_listed_classes(cfg: Config, classes: Classes) -> None:
+    """Raise a :class:`UserError` if a config, such as a saved one, lists other classes than a checkpoint."""
+    node = next(leaf_datasets((cfg.get('test_dataloader') or {}).get('dataset')), None) or {}
+    listed = node.get('classes') or (node.get('metainfo') or {}).get('classes') or ()
+    if isinstance(listed, list | tuple) and listed and classes.from_checkpoint:
+        names = tuple(str(name) for name in listed)
+        if names != classes.names:
+            raise other_classes_error(classes.names, names)
 
 
 def _set_num_classes(cfg: Config, names: Sequence[str], source: str) -> None:

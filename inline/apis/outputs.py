@@ -23,7 +23,7 @@ from inline.apis.conversion import Record, coco_images, to_json
 from inline.apis.drawing import TOP_K
 from inline.apis.inference import InLineModel
 from inline.apis.inputs import ImageSource, find_images
-from inline.apis.loading import Classes
+from inline.apis.loading import Classes, check_listed_classes
 from inline.apis.results import Prediction, write_image
 from inline.utils.arguments import check_range
 from inline.utils.atomic import make_folder
@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> None:
     sources = _find_unique_files(args.inputs, args.out)
     _check_folder(args.out, sources, args.overwrite)
     model = InLineModel(args.config, args.checkpoint, args.device, trust_checkpoint=args.trust_checkpoint)
+    if not args.allow_other_classes:
+        check_listed_classes(model.cfg, model.classes)
     predictions = model(
         sources,
         score_thr=args.score_thr,

@@ -10,6 +10,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform, LoadImageFromFile
 from mmengine import fileio
 from numpy.typing import NDArray
+from PIL import Image
 
 from inline.datasets.image_file import (
     HIGHEST_MAX_PIXELS,
@@ -104,7 +105,8 @@ class LoadLabelMap(BaseTransform):
 
     An unreadable file raises an :class:`UnreadableError`, so that training skips it. A label map with
     several channels, with another size than its image or with invalid labels raises a
-    :class:`BadDataError`, which stops the run.
+    :class:`BadDataError`, which stops the run. A dataset such as
+    :class:`inline.datasets.image_pairs.ImagePairs` may say which stored values or colors are which class.
 
     Args:
         num_classes: Labels must be below this or 255 (ignored), after `reduce_zero_label` and `label_map`.
@@ -128,13 +130,16 @@ class LoadLabelMap(BaseTransform):
 
     def transform(self, results: Results) -> Results:
         path = results['seg_map_path']
-        stored = self._read(path)
+        stored = self._read(path, bool(results.get('color_coded')))
         if 'ori_shape' in results and stored.shape != tuple(results['ori_shape']):
             height, width = results['ori_shape']
             raise BadDataError(
                 f'label map {path!r} is {_size(stored)} pixels, but its image is {width}x{height}'
             )
-        labels = self._map_labels(stored, results, path)
+        if results.get('label_values') is not None:
+            labels = _look_up(stored, results['label_values'], path, bool(results.get('color_coded')))
+        else:
+            labels = self._map_labels(stored, results, path)
         # Adding 1 in uint8 turns 255 into 0, which passes.
         if self.num_classes < IGNORE_INDEX and int((labels + np.uint8(1)).max()) > self.num_classes:
             invalid = np.argwhere((labels >= self.num_classes) & (labels != IGNORE_INDEX))
@@ -143,12 +148,13 @@ class LoadLabelMap(BaseTransform):
         results['seg_fields'].append('gt_seg_map')
         return results
 
-    def _read(self, path: str) -> NDArray[np.integer[Any]]:
+    def _read(self, path: str, color_coded: bool = False) -> NDArray[np.integer[Any]]:
+        """Return the labels (H, W), or with `color_coded` the colors as ``0xRRGGBB``."""
         content = read_bytes(path, self.backend_args)
         check_header(content, path, self.max_pixels)
         try:
             with open_image(content) as image:
-                stored = np.array(image)
+                stored = pack_colors(image) if color_coded else np.array(image)
         except Exception as error:  # Decoders raise any exception for damaged files.
             raise UnreadableError(f'label map {path!r} cannot be read: {failure_reason(error)}') from error
         if stored.ndim != 2:
@@ -192,6 +198,35 @@ class LoadLabelMap(BaseTransform):
         return BadDataError(
             f'label map {path!r} has label {stored[y, x]} at x={x}, y={y}: must be {allowed} (ignored)'
         )
+
+
+def pack_colors(image: Image.Image) -> NDArray[np.int32]:
+    """Return the colors of an image as ``0xRRGGBB``, (H, W); alpha is dropped."""
+    red, green, blue = np.moveaxis(np.asarray(image.convert('RGB'), np.int32), -1, 0)
+    return (red << 16) | (green << 8) | blue
+
+
+def format_stored(value: float, is_color: bool) -> str:
+    """Describe a value of a label map: ``label 3``, or ``color 128 64 128``."""
+    if is_color:
+        packed = int(value)
+        return f'color {packed >> 16} {packed >> 8 & 255} {packed & 255}'
+    return f'label {value:g}'
+
+
+def _look_up(stored: NDArray[Any], table: NDArray[np.int64], path: str, is_color: bool) -> NDArray[np.uint8]:
+    """Replace stored values by class indices; `table` has sorted rows of a value and its index."""
+    rows = np.minimum(np.searchsorted(table[:, 0], stored), len(table) - 1)
+    invalid = np.argwhere(table[rows, 0] != stored)
+    if len(invalid):
+        y, x = (int(i) for i in invalid[0])
+        allowed = [format_stored(value, is_color) for value in table[:8, 0]]
+        more = ', …' if len(table) > len(allowed) else ''
+        raise BadDataError(
+            f'label map {path!r} has {format_stored(stored[y, x], is_color)} at x={x}, y={y}: '
+            f'must be one of {", ".join(allowed)}{more}'
+        )
+    return table[rows, 1].astype(np.uint8)
 
 
 def read_bytes(path: str, backend_args: dict[str, Any] | None) -> bytes:

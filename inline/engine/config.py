@@ -59,6 +59,9 @@ TOP_LEVEL: dict[str, Any] = {
     'loggers': str | list[str],
     'compile': bool | _Dict | None,
     'custom_data': str,
+    'custom_root': str | None,
+    'val_split': float | None,
+    'ignore_label': int | str | list[int | str] | None,
     'launcher': str,
     'auto_scale_lr': _Dict | None,
     'optim_wrapper': _Dict | None,
@@ -175,7 +178,13 @@ def apply_aliases(cfg: Config) -> None:
 
 
 def set_data_root(cfg: Config, root: str | Path) -> None:
-    """Replace the folder ``data`` by `root` in all paths of datasets and evaluators, in place."""
+    """Replace the folder ``data`` by `root` in all paths of datasets and evaluators, in place.
+
+    A config with ``custom_data`` is for one dataset: `root` replaces that of a saved config, unless it is
+    only the default of the environment.
+    """
+    if cfg.get('custom_root') and str(root) != os.environ.get('INLINE_DATA_ROOT'):
+        cfg.custom_root = str(root)
     for _, node in walk_dicts(cfg._cfg_dict):
         for key in ('data_root', 'ann_file'):
             value = node.get(key)

@@ -40,7 +40,25 @@ def add_data_root(parser: argparse.ArgumentParser) -> None:
         '--data-root',
         default=os.environ.get('INLINE_DATA_ROOT'),
         metavar='FOLDER',
-        help='folder of all datasets, data/ in the configs (default: $INLINE_DATA_ROOT, or data)',
+        help='folder of all datasets, data/ in the configs (default: $INLINE_DATA_ROOT, or data); '
+        'with configs/finetune, the folder of your dataset, or its data.yaml or CSV file',
+    )
+
+
+def add_custom_data_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for configs with ``custom_data``."""
+    parser.add_argument(
+        '--val-split',
+        type=float,
+        metavar='X',
+        help='hold out this fraction of the images of your own data, such as 0.1, if it has no val split; '
+        '1 to test on all of them',
+    )
+    parser.add_argument(
+        '--ignore-label',
+        nargs='+',
+        metavar='LABEL',
+        help='labels or class names of your own label maps that loss and metric ignore',
     )
 
 
@@ -53,12 +71,22 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_other_classes(parser: argparse.ArgumentParser) -> None:
+    """Add ``--allow-other-classes``."""
+    parser.add_argument(
+        '--allow-other-classes',
+        action='store_true',
+        help='accept a checkpoint with other class names than the data; labels are compared by index',
+    )
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of training and testing, which :func:`inline.engine.launch.read_config` applies."""
     parser.add_argument(
         '--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME_OF_CONFIG)'
     )
     add_data_root(parser)
+    add_custom_data_flags(parser)
     add_cfg_options(parser)
     parser.add_argument(
         '--launcher',

@@ -11,13 +11,15 @@ The files that a training runs through before the first image is loaded, in this
 8. ``engine/resume.py`` chooses the checkpoint to start from.
 
 MMEngine's runner then builds what the config names: our loops are in ``engine/loops.py``, our hooks in
-``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom.py``;
+``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom/``;
 ``engine/hooks/full_disk.py`` only acts when a disk is full.
 """
 
 import argparse
 import importlib
 import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,15 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from inline.checkpoints import check_checkpoint, load_complete_state_dict, read_checkpoint, trust_checkpoints
+from inline.checkpoints import (
+    Checkpoint,
+    check_checkpoint,
+    load_complete_state_dict,
+    read_checkpoint,
+    trust_checkpoints,
+)
 from inline.datasets.custom import fit_to_custom_data
+from inline.datasets.custom.layouts import other_classes_error
 from inline.datasets.validation.checks import CheckCache, check_paths, validate_datasets
 from inline.engine.config import check_config, check_phases, load_config, set_data_root
 from inline.engine.distributed.setup import adapt_to_hardware, join_process_group
@@ -76,7 +85,8 @@ def train(args: argparse.Namespace) -> None:
 def test(args: argparse.Namespace) -> None:
     """Evaluate ``args.checkpoint`` with the test data and evaluators of ``args.config``."""
     with trust_checkpoints(args.trust_checkpoint):
-        cfg = read_config(args)
+        read = cache(lambda: read_checkpoint(args.checkpoint))
+        cfg = read_config(args, lambda: read().dataset_meta.get('classes') or ())
         check_phases(cfg, 'test')
         check_checkpoint(args.checkpoint)
         # The checkpoint is loaded below, and must have all weights.
@@ -92,28 +102,68 @@ def test(args: argparse.Namespace) -> None:
         prepare_run(cfg)
         validate_datasets(cfg, ('test_dataloader',))
         runner = create_runner(cfg)
-        checkpoint = read_checkpoint(args.checkpoint)
+        checkpoint = read()
+        if not args.allow_other_classes:
+            check_classes(checkpoint, runner.test_loop.dataloader.dataset.metainfo)
         load_complete_state_dict(_unwrap(runner.model), checkpoint.state_dict, checkpoint.source)
         runner.test()
 
 
-def read_config(args: argparse.Namespace) -> Config:
-    """Read the config, apply the flags that training and testing share, and check it."""
+def read_config(args: argparse.Namespace, model_classes: Callable[[], Sequence[str]] | None = None) -> Config:
+    """Read the config, apply the flags that training and testing share, and check it.
+
+    Args:
+        args: Flags of the tool.
+        model_classes: Returns the class names of the checkpoint to test; None to train.
+    """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     apply_training_patches()
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     if args.data_root:
         set_data_root(cfg, args.data_root)
+    apply_custom_data_flags(cfg, args)
     check_config(cfg)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
-    fit_to_custom_data(cfg, CheckCache.of_run(cfg))
+    if 'custom_data' in cfg:
+        fit_to_custom_data(
+            cfg,
+            CheckCache.of_run(cfg),
+            phase='train' if model_classes is None else 'test',
+            needs_val=not getattr(args, 'no_validate', False),
+            model_classes=model_classes() if model_classes is not None else (),
+            allow_other_classes=getattr(args, 'allow_other_classes', False),
+        )
     add_loggers(cfg)
     use_inline_components(cfg)
     return cfg
+
+
+def apply_custom_data_flags(cfg: Config, args: argparse.Namespace) -> None:
+    """Apply ``--val-split`` and ``--ignore-label``."""
+    labels = getattr(args, 'ignore_label', None)
+    if labels is not None:
+        labels = [int(label) if label.isdecimal() else label for label in labels]
+    for key, flag, value in (
+        ('val_split', '--val-split', getattr(args, 'val_split', None)),
+        ('ignore_label', '--ignore-label', labels),
+    ):
+        if value is not None:
+            if 'custom_data' not in cfg:
+                raise UserError(f'{flag} is for your own data: the config must have custom_data')
+            cfg[key] = value
+
+
+def check_classes(checkpoint: Checkpoint, metainfo: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` if a checkpoint was trained on other classes than those of a dataset."""
+    trained, found = (
+        tuple(str(name) for name in meta.get('classes') or ()) for meta in (checkpoint.dataset_meta, metainfo)
+    )
+    if trained and found and trained != found:
+        raise other_classes_error(trained, found)
 
 
 def apply_training_flags(cfg: Config, args: argparse.Namespace) -> str | None:

@@ -23,14 +23,14 @@ train_dataloader = dict(
     num_workers=2,
     persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
-    dataset=dict(type='BaseSegDataset', data_root='data', pipeline=train_pipeline),
+    dataset=dict(type='inline.ImagePairs', data_root='data', pipeline=train_pipeline),
 )
 val_dataloader = dict(
     batch_size=1,
     num_workers=2,
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='BaseSegDataset', data_root='data', pipeline=test_pipeline),
+    dataset=dict(type='inline.ImagePairs', data_root='data', pipeline=test_pipeline),
 )
 test_dataloader = val_dataloader
 val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])

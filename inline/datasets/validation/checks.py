@@ -29,7 +29,7 @@ from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
 # In the work directory of a run.
 FOLDER = 'data_validation'
 # Increase it when a check becomes stricter, so that cached results of earlier versions are not used.
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 # Folders of public datasets, and their names in tools/prepare_data.py.
 _PUBLIC_DATASETS = {
     'imagenet': 'imagenet',

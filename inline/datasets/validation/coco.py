@@ -7,7 +7,7 @@ import json
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +25,48 @@ _REQUIRED_KEYS = {
 }
 # mmdet converts boxes to tensors, which overflow on larger integers.
 _NUMBER_LIMIT = 2**31
+# Boxes are taken for corners if more than this part of them exceeds the image, and less than this part is no
+# valid pair of corners.
+_MOST, _FEW = 0.5, 0.05
 
 Entry = dict[str, Any]
 Tables = dict[str, list[Entry]]
 
 
-def read_coco(path: Path, require_annotations: bool = True) -> Tables:
+def read_coco(path: Path, require_annotations: bool = True, fill: bool = False) -> Tables:
     """Read the images, annotations and categories of a COCO file and check their keys and ids.
 
     Args:
         path: The JSON file.
         require_annotations: False for a test split, whose file may have no annotations.
+        fill: Whether to derive the area and ``iscrowd`` of annotations that lack them.
     """
-    try:
-        content = json.loads(read_file(path, max_bytes=None))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f'{str(path)!r} is not valid JSON: {error}') from error
-    except OSError as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
+    return parse_coco(load_json(path), path, require_annotations, fill)
+
+
+def parse_coco(content: Any, path: Path, require_annotations: bool = True, fill: bool = False) -> Tables:
+    """Return the tables of the content of a COCO file; see :func:`read_coco`."""
     if isinstance(content, dict) and not require_annotations:
         content.setdefault('annotations', [])
     for name in _REQUIRED_KEYS:
         if not isinstance(content, dict) or not isinstance(content.get(name), list):
             raise UserError(f'{str(path)!r} has no list {name!r}: not a COCO annotation file')
+        if fill and name == 'annotations':
+            fill_annotations(content[name])
         _check_entries(content[name], name, path)
     if not content['images']:
         raise UserError(f'{str(path)!r} lists no images')
     return {name: content[name] for name in _REQUIRED_KEYS}
+
+
+def load_json(path: Path) -> Any:
+    """Read a JSON file; raise a :class:`UserError` if this fails."""
+    try:
+        return json.loads(read_file(path, max_bytes=None))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'{str(path)!r} is not valid JSON: {error}') from error
+    except OSError as error:
+        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
 
 
 def check_coco(
@@ -83,11 +98,12 @@ def check_tables(
     images, annotations = tables['images'], tables['annotations']
     class_ids = _check_categories(tables['categories'], classes, path)
     image_index = {entry['id']: i for i, entry in enumerate(images)}
-    _check_references(annotations, image_index, {entry['id'] for entry in tables['categories']}, path)
+    check_references(tables, path)
     sizes = _numbers(images, ('width', 'height'), 'image', path)
     for i in np.flatnonzero((sizes < 1).any(axis=1))[:1]:
         shown = '{width}x{height}'.format(**images[i])
         raise UserError(f'{str(path)!r}: image {images[i]["id"]} has size {shown}: must be positive')
+    check_box_format(tables, path)
     boxes = _numbers(annotations, ('bbox',), 'annotation', path)
     area = _numbers(annotations, ('area',), 'annotation', path)[:, 0]
 
@@ -128,9 +144,51 @@ def check_tables(
     return dict(+found)
 
 
+def check_box_format(tables: Tables, path: Path) -> None:
+    """Raise a :class:`UserError` if most boxes exceed their image, but are inside it as two corners."""
+    images = {entry['id']: entry for entry in tables['images']}
+    entries = tables['annotations']
+    if not entries:
+        return
+    boxes = _numbers(entries, ('bbox',), 'annotation', path)
+    sizes = _numbers([images[entry['image_id']] for entry in entries], ('width', 'height'), 'image', path)
+    exceeds = (boxes[:, :2] + boxes[:, 2:] > sizes + 1).any(axis=1)
+    is_corners = ((boxes[:, 2:] > boxes[:, :2]) & (boxes[:, 2:] <= sizes + 1)).all(axis=1)
+    if exceeds.mean() > _MOST and is_corners.mean() > 1 - _FEW:
+        raise UserError(
+            f'{str(path)!r}: {int(exceeds.sum()):,} of {len(boxes):,} boxes exceed their image, for example '
+            f'{entries[int(exceeds.argmax())]["bbox"]}: they look like [x1, y1, x2, y2], '
+            'but COCO boxes are [x, y, width, height]'
+        )
+
+
 def format_counts(path: Path, counts: dict[str, int]) -> str:
     """Describe the result of :func:`check_coco` in one line."""
     return f'data validation: {path}: ' + '; '.join(f'{what}: {count:,}' for what, count in counts.items())
+
+
+def fill_annotations(annotations: list[Any]) -> None:
+    """Add ``iscrowd``, and the area of the mask or box, to annotations that lack them."""
+    for entry in annotations:
+        if isinstance(entry, dict):
+            entry.setdefault('iscrowd', 0)
+            if 'area' not in entry and _is_numeric(entry.get('bbox'), True):
+                entry['area'] = _mask_area(entry.get('segmentation')) or entry['bbox'][2] * entry['bbox'][3]
+
+
+def _mask_area(segmentation: Any) -> float:
+    """Return the area of valid polygons, 0 for other segmentations."""
+    if not isinstance(segmentation, list) or any(
+        _polygon_error(one, math.inf, math.inf) for one in segmentation
+    ):
+        return 0
+    return sum(polygon_area(points) for points in segmentation)
+
+
+def polygon_area(points: Sequence[float]) -> float:
+    """Return the area of a polygon given as x1, y1, x2, y2, … (shoelace formula)."""
+    xs, ys = np.asarray(points[::2][: len(points) // 2]), np.asarray(points[1::2])
+    return float(abs((xs * np.roll(ys, -1) - np.roll(xs, -1) * ys).sum()) / 2)
 
 
 def _check_entries(entries: list[Any], name: str, path: Path) -> None:
@@ -173,12 +231,15 @@ def _check_categories(categories: list[Entry], classes: Sequence[str], path: Pat
     return set(used)
 
 
-def _check_references(
-    annotations: list[Entry], images: Container[int], categories: Container[int], path: Path
-) -> None:
-    for entry in annotations:
-        for key, ids in (('image_id', images), ('category_id', categories)):
-            if type(entry[key]) is not int or entry[key] not in ids:
+def check_references(tables: Tables, path: Path) -> None:
+    """Raise a :class:`UserError` if an annotation has an image or category that is not listed."""
+    ids = {
+        'image_id': {entry['id'] for entry in tables['images']},
+        'category_id': {entry['id'] for entry in tables['categories']},
+    }
+    for entry in tables['annotations']:
+        for key, listed in ids.items():
+            if type(entry[key]) is not int or entry[key] not in listed:
                 raise UserError(
                     f'{str(path)!r}: annotation {entry["id"]} has {key} {entry[key]!r}, which is not listed'
                 )
