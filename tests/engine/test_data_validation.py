@@ -22,6 +22,7 @@ from inline.openmmlab.patches import use_inline_components
 from inline.utils.errors import UnreadableError, UserError
 from tests.conftest import ROOT, run_tool
 from tests.datasets import test_image_loading, test_label_map_loading
+from tests.datasets.custom import test_invalid
 from tests.datasets.invalid_data import Case, picture, table_rows
 from tests.datasets.validation import test_class_folders, test_coco_validation, test_skip_unreadable
 
@@ -179,6 +180,7 @@ def test_the_page_has_the_tested_cases() -> None:
         test_coco_validation.COUNTED,
         test_class_folders.REJECTED,
         test_skip_unreadable.SAMPLES,
+        test_invalid.ROWS,
     ):
         assert not tested.keys() & cases.keys()
         tested |= cases

@@ -40,7 +40,10 @@ LAYOUTS = (
         'images and label maps in two folders (images/train/*.jpg and labels/train/*.png)',
         (
             ('a folder images', has_named(*IMAGE_FOLDERS)),
-            ('a folder labels, annotations or masks', has_named(*LABEL_FOLDERS)),
+            (
+                'a folder labels, annotations or masks with images',
+                lambda root: _find_label_folder(root) is not None,
+            ),
             ('images', has_files(*IMAGE_EXTENSIONS)),
         ),
     ),
@@ -69,13 +72,15 @@ def find_pairs(root: Path) -> dict[str, list[Pair]]:
     """Return the pairs by split; pairs without splits are in 'train'. Empty if there are none."""
     folders = _folders_by_split(root)
     if folders:
-        return {split: _pair(root, *pair) for split, pair in folders.items()}
+        return {split: _pair(root, images, labels) for split, (images, labels) in folders.items()}
     images, labels = find_named(root, IMAGE_FOLDERS), _find_label_folder(root)
-    if images is not None and labels is not None and images.is_dir() and labels.is_dir():
-        return _listed(root, _pair(root, images, labels))
+    if images is not None and labels is not None:
+        lists = _find_lists(root)
+        pairs = _pair(root, images, labels, needs_all=not lists)
+        return _divide(pairs, lists) if lists else {'train': pairs}
     # Both in one folder, as in an export with NAME.jpg and NAME_mask.png.
-    mixed = {split: _pair(root, folder, folder) for split, folder in split_folders(root).items()}
-    mixed = mixed or {'train': _pair(root, root, root)}
+    mixed = {split: _pair_mixed(root, folder) for split, folder in split_folders(root).items()}
+    mixed = mixed or {'train': _pair_mixed(root, root)}
     return {split: pairs for split, pairs in mixed.items() if pairs}
 
 
@@ -114,50 +119,58 @@ def _find_label_folder(root: Path) -> Path | None:
     return next((path for path in folders if has_files(*IMAGE_EXTENSIONS)(path)), None)
 
 
-def _pair(root: Path, images: Path, labels: Path) -> list[Pair]:
-    """Match images and label maps by their names without common suffixes."""
-    is_mixed = images == labels
+def _pair(root: Path, images: Path, labels: Path, needs_all: bool = True) -> list[Pair]:
+    """Match images and label maps by their names without common suffixes.
+
+    Args:
+        root: Paths are relative to it.
+        images, labels: Folders, searched at any depth.
+        needs_all: Whether an image without a label map is an error.
+    """
     label_files: dict[str, list[str]] = {}
-    label_names = find_images(labels)
-    for name in label_names:
-        keys = (
-            [_key(name, _LABEL_SUFFIXES)]
-            if is_mixed
-            else list(dict.fromkeys([_key(name), _key(name, _LABEL_SUFFIXES)]))
-        )
-        for key in keys:
-            if not is_mixed or key != _key(name):
-                label_files.setdefault(key, []).append(name)
-    used = {name for names in label_files.values() for name in names} if is_mixed else set()
+    for name in find_images(labels):
+        for key in {_key(name), _key(name, _LABEL_SUFFIXES)}:
+            label_files.setdefault(key, []).append(name)
     pairs, missing = [], []
     for name in find_images(images):
-        if is_mixed and name in used:
-            continue
-        candidates = label_files.get(_key(name)) or label_files.get(_key(name, _IMAGE_SUFFIXES)) or []
-        exact = [one for one in candidates if _key(one) == _key(name)]
-        candidates = exact or candidates
-        if len(candidates) > 1:
+        found = label_files.get(_key(name)) or label_files.get(_key(name, _IMAGE_SUFFIXES)) or []
+        found = [one for one in found if _key(one) == _key(name)] or found
+        if len(found) > 1:
             raise UserError(
-                f'image {str(images / name)!r} has {len(candidates)} label maps in {str(labels)!r}: '
-                f'{format_names(candidates)}'
+                f'image {str(images / name)!r} has {len(found)} label maps in {str(labels)!r}: '
+                f'{format_names(found)}'
             )
-        if not candidates:
+        if found:
+            pairs.append(_relative(root, images / name, labels / found[0]))
+        else:
             missing.append(name)
-            continue
-        pairs.append(
-            Pair(
-                *(
-                    (folder / one).relative_to(root).as_posix()
-                    for folder, one in ((images, name), (labels, candidates[0]))
-                )
-            )
-        )
-    if missing and (pairs or not is_mixed):
+    if missing and needs_all:
         raise UserError(
             f'{len(missing)} images of {str(images)!r} have no label map in '
             f'{labels.relative_to(root).as_posix()}; the first is {missing[0]!r}'
         )
     return pairs
+
+
+def _pair_mixed(root: Path, folder: Path) -> list[Pair]:
+    """Match images and label maps in one folder: the label maps have one of the common suffixes."""
+    names = find_images(folder)
+    label_files = {
+        _key(name, _LABEL_SUFFIXES): name for name in names if _key(name, _LABEL_SUFFIXES) != _key(name)
+    }
+    images = [name for name in names if name not in label_files.values()]
+    missing = [name for name in images if _key(name) not in label_files]
+    if missing and len(missing) < len(images):
+        raise UserError(f'image {str(folder / missing[0])!r} has no label map {_key(missing[0])}_mask.png')
+    return (
+        []
+        if missing
+        else [_relative(root, folder / name, folder / label_files[_key(name)]) for name in images]
+    )
+
+
+def _relative(root: Path, image: Path, label_map: Path) -> Pair:
+    return Pair(image.relative_to(root).as_posix(), label_map.relative_to(root).as_posix())
 
 
 def _key(name: str, suffixes: Sequence[str] = ()) -> str:
@@ -166,28 +179,31 @@ def _key(name: str, suffixes: Sequence[str] = ()) -> str:
     return stem[: len(stem) - len(suffix)]
 
 
-def _listed(root: Path, pairs: list[Pair]) -> dict[str, list[Pair]]:
-    """Divide pairs by lists of names: ImageSets/Segmentation/*.txt as in VOC, or train.txt and val.txt."""
-    folders = (root / 'ImageSets' / 'Segmentation', root / 'splits', root)
+def _find_lists(root: Path) -> dict[str, Path]:
+    """Return the lists of images by split: ImageSets/Segmentation/*.txt, or train.txt and val.txt."""
+    for folder in (root / 'ImageSets' / 'Segmentation', root / 'splits', root):
+        found = {
+            split: path
+            for split, names in SPLIT_NAMES.items()
+            if (path := find_named(folder, [f'{name}.txt' for name in names])) is not None
+        }
+        if found:
+            return found
+    return {}
+
+
+def _divide(pairs: list[Pair], lists: dict[str, Path]) -> dict[str, list[Pair]]:
     by_stem = {Path(pair.image).stem: pair for pair in pairs}
     found: dict[str, list[Pair]] = {}
-    for folder in folders:
-        for split, names in SPLIT_NAMES.items():
-            path = find_named(folder, [f'{name}.txt' for name in names])
-            if path is None or found.get(split):
-                continue
-            listed = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
-            stems = [name if name in by_stem else Path(name).stem for name in listed]
-            missing = [name for name in stems if name not in by_stem]
-            if missing:
-                raise UserError(f'{str(path)!r} lists {missing[0]!r}, which has no image with a label map')
-            found[split] = [by_stem[name] for name in stems]
-        if found:
-            break
-    if not found:
-        return {'train': pairs}
-    if 'train' not in found:
-        # A list of the validation images alone, as in fast.ai's CamVid.
-        listed_images = {pair.image for members in found.values() for pair in members}
-        found = {'train': [pair for pair in pairs if pair.image not in listed_images], **found}
-    return {split: found[split] for split in SPLIT_NAMES if split in found}
+    for split, path in lists.items():
+        listed = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+        stems = [name if name in by_stem else Path(name).stem for name in listed]
+        missing = [name for name in stems if name not in by_stem]
+        if missing:
+            raise UserError(f'{str(path)!r} lists {missing[0]!r}, which has no image with a label map')
+        found[split] = [by_stem[name] for name in stems]
+    if 'train' in found:
+        return found
+    # A list of the validation images alone, as in fast.ai's CamVid.
+    held_out = {pair.image for members in found.values() for pair in members}
+    return {'train': [pair for pair in pairs if pair.image not in held_out], **found}

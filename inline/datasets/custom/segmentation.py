@@ -134,9 +134,12 @@ def _read_values(path: Path, is_color: bool) -> tuple[dict[float, int], tuple[in
         raise UserError(f'label map {str(path)!r} cannot be read: {failure_reason(error)}') from error
     if stored.ndim != 2:
         raise UserError(
-            f'label map {str(path)!r} has {stored.shape[-1]} channels, but the first has one: '
-            'all must be stored in the same way'
+            f'label map {str(path)!r} has {stored.shape[-1]} channels: must have one, as the first label map'
         )
+    if stored.dtype == np.uint8:
+        # Faster than sorting.
+        pixels = np.bincount(stored.reshape(-1), minlength=256)
+        return {int(value): int(pixels[value]) for value in np.flatnonzero(pixels)}, size
     values, counts = np.unique(stored, return_counts=True)
     return {value.item(): int(count) for value, count in zip(values, counts, strict=True)}, size
 
@@ -147,7 +150,7 @@ Stored = dict[int, tuple[int, str]]
 def _merge(rows: Sequence[Sequence[Any]]) -> Stored:
     """Return the number of pixels and a file by value."""
     for value, _, path in rows:
-        if value != int(value) or value < 0:
+        if not float(value).is_integer() or value < 0:
             raise UserError(f'label map {path!r} has label {value:g}: must be an integer from 0')
     return {int(value): (count, path) for value, count, path in rows}
 

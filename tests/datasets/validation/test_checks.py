@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from mmengine.config import Config
-from PIL import Image
 
-from inline.datasets import custom
+from inline.datasets.custom import ReadOptions, segmentation
 from inline.datasets.validation import checks
 from inline.datasets.validation.checks import CheckCache, validate_datasets
 from inline.engine.distributed.setup import call_on_rank_zero
 from inline.utils.errors import UserError
+from tests.datasets.custom import made
 from tests.datasets.validation import test_class_folders, test_coco_validation
 from tests.engine.distributed.ranks import launcher, run_ranks
 
@@ -163,15 +163,17 @@ def test_arguments_of_a_check_are_part_of_its_key(tmp_path: Path) -> None:
 
 
 def test_label_maps_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for split in ('train', 'val'):
-        for folder, array in (('images', np.zeros((4, 4, 3))), ('labels', np.eye(4))):
-            (tmp_path / folder / split).mkdir(parents=True)
-            Image.fromarray(array.astype(np.uint8)).save(tmp_path / folder / split / 'a.png')
-    decode = log_calls(custom._highest_label, tmp_path / 'calls')
-    monkeypatch.setattr(custom, '_highest_label', decode)
+    made.label_maps(tmp_path / 'data')
+    decode = log_calls(segmentation.count_values, tmp_path / 'calls')
+    monkeypatch.setattr(segmentation, 'count_values', decode)
+
+    def classes() -> tuple[str, ...]:
+        options = ReadOptions(tmp_path / 'lists', CheckCache(tmp_path / 'checks.json'))
+        return segmentation.read_segmentation(tmp_path / 'data', options).classes
+
     for _ in range(2):
-        data = custom.read_label_maps(tmp_path, CheckCache(tmp_path / 'checks.json'))
-        assert data.classes == ('class 0', 'class 1')
-    assert (tmp_path / 'calls').read_text().split() == ['0']
-    Image.fromarray(np.full((4, 4), 5, np.uint8)).save(tmp_path / 'labels' / 'val' / 'a.png')
-    assert len(custom.read_label_maps(tmp_path, CheckCache(tmp_path / 'checks.json')).classes) == 6
+        assert classes() == ('class 0', 'class 1', 'class 2')
+    # Once for each split.
+    assert (tmp_path / 'calls').read_text().split() == ['0', '0']
+    made.write_image(tmp_path / 'data' / 'labels' / 'val' / 'val_0.png', np.full_like(made.LABELS, 3))
+    assert len(classes()) == 4

@@ -113,7 +113,7 @@ def coco(
 
 
 def roboflow(root: Path) -> Path:
-    """As Roboflow exports COCO: a category for the group at id 0, no area of some, images next to the file."""
+    """As Roboflow exports COCO: a category for the group, images next to the file, ids from 0, no area."""
 
     def change(tables: dict[str, Any]) -> None:
         tables['categories'].insert(0, {'id': 0, 'name': 'pets', 'supercategory': 'none'})
@@ -158,10 +158,8 @@ def flat_voc(root: Path) -> Path:
 def yolo_lines(polygons: bool = False) -> str:
     lines = []
     for label, (x, y, w, h) in enumerate(BOXES.values()):
-        if polygons:
-            numbers = [x, y, x + w, y, x + w, y + h, x, y + h]
-        else:
-            numbers = [x + w / 2, y + h / 2, w, h]
+        corners = [x, y, x + w, y, x + w, y + h, x, y + h]
+        numbers = corners if polygons else [x + w / 2, y + h / 2, w, h]
         scaled = [value / (HEIGHT if i % 2 else WIDTH) for i, value in enumerate(numbers)]
         lines.append(' '.join([str(label), *(f'{value:.6f}' for value in scaled)]))
     return '\n'.join(lines) + '\n'
