@@ -76,7 +76,7 @@ def add_allow_other_classes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--allow-other-classes',
         action='store_true',
-        help='accept a checkpoint with other class names than the data; labels are compared by index',
+        help='accept a checkpoint whose class names, or their order, are not those of the data',
     )
 
 

@@ -1,4 +1,4 @@
-# Your own boxes, or boxes and masks, in COCO format. Files, folders and categories are read from the data.
+# Your own boxes, or boxes and masks: COCO, VOC or YOLO. Layout, files and classes are read from the data.
 _base_ = '../runtime/mmdet.py'
 custom_data = 'coco-format'
 train_pipeline = [
@@ -26,7 +26,8 @@ train_dataloader = dict(
     dataset=dict(
         type='CocoDataset',
         data_root='data',
-        filter_cfg=dict(filter_empty_gt=True, min_size=1),
+        # Images without objects are background.
+        filter_cfg=dict(filter_empty_gt=False, min_size=1),
         pipeline=train_pipeline,
     ),
 )

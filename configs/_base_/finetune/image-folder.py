@@ -1,5 +1,5 @@
-# Your own images in train/CLASS/ and val/CLASS/; the classes are the names of the folders. A short recipe for
-# pretrained weights: 30 epochs, a small learning rate with layer-wise decay.
+# Your own images in class folders or a CSV file; layout and classes are read from the data. A short recipe
+# for pretrained weights: 30 epochs, a small learning rate with layer-wise decay.
 _base_ = '../runtime/mmpretrain.py'
 custom_data = 'image-folder'
 data_preprocessor = dict(

@@ -1,5 +1,5 @@
-# Your own images in images/{train,val}/, label maps with the same names in labels/{train,val}/, and the class
-# names in classes.txt, one per line. Pixels with label 255 are ignored.
+# Your own images and label maps, in any common pair of folders; layout and classes are read from the data.
+# Pixels with label 255 are ignored.
 _base_ = '../runtime/mmseg.py'
 custom_data = 'label-maps'
 crop_size = (512, 512)

@@ -259,6 +259,9 @@ def resolve_classes(found: Sequence[str], options: ReadOptions) -> tuple[str, ..
         return names
     if not options.allow_other_classes:
         raise other_classes_error(names, found)
+    if set(found) <= set(names):
+        # Only the order differs, and every format names the class of a label.
+        return names
     if len(found) > len(names):
         raise UserError(
             f'--allow-other-classes: the data has {len(found)} classes, more than the {len(names)} '
@@ -274,7 +277,7 @@ def other_classes_error(names: Sequence[str], found: Sequence[str]) -> UserError
     what = 'in another order' if sorted(names) == sorted(found) else 'with other names'
     return UserError(
         f'the checkpoint and the data have classes {what}: checkpoint: {format_names(names, 50)}; '
-        f'data: {format_names(found, 50)} (--allow-other-classes compares them by index)'
+        f'data: {format_names(found, 50)} (--allow-other-classes accepts this)'
     )
 
 

@@ -63,15 +63,16 @@ def test_classes_of_the_checkpoint(root: Path) -> None:
         lists = f'checkpoint: {", ".join(classes)}; data: cat, dog'
         assert str(caught.value).startswith(f'the checkpoint and the data have classes {reason}: {lists}')
         allowed = read('image-folder', root, phase='test', model_classes=classes, allow_other_classes=True)
-        assert allowed.classes == ('cat', 'dog')
+        # Matched by name if the checkpoint has all classes, else by index.
+        assert allowed.classes == (classes if 'dog' in classes else ('cat', 'dog'))
     padded = read(
         'coco-format',
         made.yolo(root.parent / 'yolo'),
         phase='test',
-        model_classes=('dog', 'hen', 'cat'),
+        model_classes=('hen', 'fox', 'dog'),
         allow_other_classes=True,
     )
-    assert padded.classes == ('cat', 'dog', 'cat (checkpoint)')
+    assert padded.classes == ('cat', 'dog', 'dog (checkpoint)')
     with pytest.raises(UserError, match='the data has 2 classes, more than the 1 of the checkpoint'):
         read('image-folder', root, model_classes=('hen',), allow_other_classes=True)
 
@@ -86,7 +87,7 @@ def test_tools_refuse_other_classes(root: Path, tmp_path: Path) -> None:
     init_default_scope('mmpretrain')
     meta = {'dataset_meta': {'classes': ('dog', 'cat')}}
     torch.save({'state_dict': MODELS.build(cfg.model).state_dict(), 'meta': meta}, tmp_path / 'a.pth')
-    lists = 'checkpoint: dog, cat; data: cat, dog (--allow-other-classes compares them by index)'
+    lists = 'checkpoint: dog, cat; data: cat, dog (--allow-other-classes accepts this)'
     loader = ['--cfg-options', 'test_dataloader.num_workers=0', 'test_dataloader.persistent_workers=False']
     words = [CLASSIFIER, tmp_path / 'a.pth', '--data-root', root, '--work-dir', tmp_path / 'work']
     done = run_tool('tools/test.py', *words, *loader)
@@ -122,6 +123,19 @@ def test_a_layout_of_another_task_is_named(
     assert f'It can be read as {hint}, with configs/finetune/' in str(caught.value)
     config = str(caught.value).rpartition('configs/finetune/')[2]
     assert (FINETUNE / config).is_file()
+
+
+def test_background_images_are_used_in_training(root: Path) -> None:
+    from mmengine.registry import DATASETS, init_default_scope
+
+    path = made.yolo(root)
+    (root / 'labels' / 'train' / 'train_0.txt').unlink()
+    cfg = load_config(FINETUNE / 'retinanet_inline-pvt-micro_coco-format.py')
+    set_data_root(cfg, path)
+    fit_to_custom_data(cfg)
+    init_default_scope('mmdet')
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    assert [len(dataset.get_data_info(i)['instances']) for i in range(len(dataset))] == [0, 2, 2, 2]
 
 
 def test_what_is_missing_is_named(root: Path) -> None:
