@@ -174,7 +174,9 @@ def build_model(
 
 
 def check_listed_classes(cfg: Config, classes: Classes) -> None:
-    """Raise a :class:`UserError` if a config, such as a saved one, lists other classes than a checkpoint."""
+    """Raise a :class:`UserError` if a config was fitted to data with other classes than a checkpoint's."""
+    if 'custom_data' not in cfg:
+        return
     node = next(leaf_datasets((cfg.get('test_dataloader') or {}).get('dataset')), None) or {}
     listed = node.get('classes') or (node.get('metainfo') or {}).get('classes') or ()
     if isinstance(listed, list | tuple) and listed and classes.from_checkpoint:
