@@ -39,7 +39,7 @@ launch() { # MAX_RESTARTS NPROC SCRIPT ARGUMENTS…
     # exec: a signal to this script must reach the agent.
     OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} exec "${PYTHON:-python}" -m inline.engine.distributed.agent \
         --nnodes "$nnodes" --nproc_per_node "$nproc" --max_restarts "$max_restarts" \
-        --rdzv_backend c10d --rdzv_endpoint "${MASTER_ADDR:-127.0.0.1}:$port" --rdzv_id inline \
+        --rdzv_backend c10d --rdzv_endpoint "${MASTER_ADDR:-127.0.0.1}:$port" --rdzv_id "inline-${MASTER_ADDR:-$HOSTNAME}:$port" \
         --rdzv_conf "is_host=$((node_rank == 0)),join_timeout=$rejoin" \
         ${LOCAL_ADDR:+--local_addr "$LOCAL_ADDR"} "$@"
 }

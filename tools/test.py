@@ -2,11 +2,13 @@
 """Test a checkpoint with the test data and evaluators of a config."""
 
 from inline.engine.flags import add_allow_other_classes, add_run_flags
+from inline.engine.signals import end_with_launcher
 from inline.openmmlab.patches import apply_patches
 from inline.utils.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
+    end_with_launcher()
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
     parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')

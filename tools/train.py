@@ -2,12 +2,13 @@
 """Train the model of a config."""
 
 from inline.engine.flags import add_run_flags
-from inline.engine.signals import stop_request
+from inline.engine.signals import end_with_launcher, stop_request
 from inline.openmmlab.patches import apply_patches
 from inline.utils.errors import OneLineParser, exit_on_user_error
 
 
 def main() -> None:
+    end_with_launcher()
     stop_request.listen()
     parser = OneLineParser(description=__doc__)
     parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')

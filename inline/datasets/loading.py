@@ -20,6 +20,7 @@ from inline.datasets.image_file import (
     open_image,
     read_file,
 )
+from inline.datasets.read_watch import notes
 from inline.registry import TRANSFORMS
 from inline.utils.errors import BadDataError, UnreadableError, UserError
 
@@ -231,11 +232,14 @@ def _look_up(stored: NDArray[Any], table: NDArray[np.int64], path: str, is_color
 
 def read_bytes(path: str, backend_args: dict[str, Any] | None) -> bytes:
     """Read a file with MMEngine's backends; raise an :class:`UnreadableError` if it is missing or empty."""
+    notes.begin(path)
     try:
         backend = fileio.get_file_backend(path, backend_args=backend_args, enable_singleton=True)
         content = read_file(path) if isinstance(backend, fileio.LocalBackend) else backend.get(path)
     except OSError as error:
         raise UnreadableError(f'{path!r} cannot be read: {failure_reason(error)}') from error
+    finally:
+        notes.end()
     if not content:
         raise UnreadableError(f'{path!r} cannot be read: the file is empty')
     return content

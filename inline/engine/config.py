@@ -98,7 +98,7 @@ _PHASES = {
     'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
 }
 _AUTO_SCALE_LR = {'enable': bool, 'base_batch_size': int}
-_DATA_VALIDATION = {'max_skipped': float, 'max_pixels': int}
+_DATA_VALIDATION = {'max_skipped': float, 'max_pixels': int, 'read_timeout': float}
 _RANDOMNESS = {'seed': int | None, 'diff_rank_seed': bool, 'deterministic': bool}
 # The settings of the constructor for layer-wise learning rate decay.
 _PARAMWISE = {

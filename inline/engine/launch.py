@@ -40,11 +40,13 @@ from inline.checkpoints import (
 )
 from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
+from inline.datasets.read_watch import watch_reads
 from inline.datasets.validation.checks import CheckCache, check_paths, validate_datasets
 from inline.engine.config import check_config, check_phases, load_config, set_data_root
-from inline.engine.distributed.setup import adapt_to_hardware, join_process_group
+from inline.engine.distributed.setup import adapt_to_hardware, join_process_group, leave_process_group
 from inline.engine.hooks.full_disk import handle_full_disk
 from inline.engine.resume import check_resumable, choose_start
+from inline.engine.work_dir_lock import lock_work_dir
 from inline.openmmlab.patches import (
     apply_training_patches,
     keep_batch_augments_uncompiled,
@@ -70,16 +72,19 @@ def train(args: argparse.Namespace) -> None:
         check_paths(cfg, ('train_dataloader', 'val_dataloader'))
         with handle_full_disk(cfg.work_dir) as disk:
             prepare_run(cfg)
-            notes = validate_datasets(cfg, ('train_dataloader', 'val_dataloader'))
-            checkpoint = choose_start(cfg, resume)
-            runner = create_runner(cfg)
-            disk.protect(runner.visualizer)
-            for note in notes:
-                runner.logger.warning(note)
-            # Set here, not in the config: the saved config describes the run, not from where it was resumed.
-            if checkpoint is not None:
-                runner._load_from, runner._resume = checkpoint, True
-            runner.train()
+            with lock_work_dir(cfg), watch_reads(cfg):
+                notes = validate_datasets(cfg, ('train_dataloader', 'val_dataloader'))
+                checkpoint = choose_start(cfg, resume)
+                runner = create_runner(cfg)
+                disk.protect(runner.visualizer)
+                for note in notes:
+                    runner.logger.warning(note)
+                # Set here, not in the config: the saved config describes the run, not from where it was
+                # resumed.
+                if checkpoint is not None:
+                    runner._load_from, runner._resume = checkpoint, True
+                runner.train()
+                leave_process_group()
 
 
 def test(args: argparse.Namespace) -> None:
@@ -106,7 +111,9 @@ def test(args: argparse.Namespace) -> None:
         if not args.allow_other_classes:
             check_classes(checkpoint, runner.test_loop.dataloader.dataset.metainfo)
         load_complete_state_dict(_unwrap(runner.model), checkpoint.state_dict, checkpoint.source)
-        runner.test()
+        with watch_reads(cfg):
+            runner.test()
+        leave_process_group()
 
 
 def read_config(args: argparse.Namespace, model_classes: Callable[[], Sequence[str]] | None = None) -> Config:

@@ -90,6 +90,7 @@ class SeededBatchSampler:
         self.batch_sampler, self.seed, self.infinite = batch_sampler, seed, infinite
         # MMEngine calls `batch_sampler.sampler.set_epoch`.
         self.sampler: Any = getattr(batch_sampler, 'sampler', None)
+        self.batch_size: int | None = getattr(batch_sampler, 'batch_size', None)
         self.rank, self.world_size = get_dist_info()
         self.start_at(0, 0)
 

@@ -1,11 +1,19 @@
-"""Choosing the checkpoint that a run starts from: the newest one that is complete and undamaged."""
+"""Choosing the checkpoint that a run starts from: the newest one that is complete and undamaged.
 
+A run has an id, which is drawn when it starts and kept when its launcher restarts it. The id is in the file
+``started`` in the work directory and in every checkpoint, so that a restarted run finds its own checkpoints,
+whatever the clock says.
+"""
+
+import json
 import os
 import re
+import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from mmengine.config import Config, ConfigDict
@@ -19,13 +27,65 @@ from inline.engine.distributed.setup import call_on_rank_zero, join_process_grou
 from inline.engine.signals import RESTARTED_ENV
 from inline.engine.training_state import check_progress
 from inline.utils.arguments import format_value
+from inline.utils.atomic import atomic_file
 from inline.utils.errors import UserError, printable
 
 # The checkpoint of a run that a signal stopped. Without a number in its name, the next one replaces it.
 PREEMPTED_NAME = 'preempted.pth'
-# Empty file in the work directory. Checkpoints that are newer than it belong to the current run.
+# File in the work directory with the id of the current run.
 STARTED_NAME = 'started'
 _MAX_PATH = 4096
+# Key of a checkpoint's meta data.
+RUN_ID = 'run_id'
+
+Result = TypeVar('Result')
+
+
+@dataclass(frozen=True)
+class StartedRun:
+    """The run that a work directory belongs to.
+
+    Attributes:
+        run_id: Its id; None if an earlier version has started the run.
+        time: Modification time of the file. Checkpoints without an id belong to the run if they are newer.
+    """
+
+    run_id: str | None
+    time: float
+
+    @classmethod
+    def read(cls, work_dir: str | Path) -> 'StartedRun | None':
+        """Read the file in the work directory; return None if there is none."""
+        path = Path(work_dir, STARTED_NAME)
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text())
+        except ValueError:
+            content = None
+        run_id = content.get(RUN_ID) if isinstance(content, dict) else None
+        return cls(run_id if isinstance(run_id, str) else None, path.stat().st_mtime)
+
+    @staticmethod
+    def write(work_dir: str | Path) -> None:
+        """Begin a new run in the work directory."""
+        with atomic_file(Path(work_dir, STARTED_NAME)) as path:
+            path.write_text(json.dumps({RUN_ID: uuid.uuid4().hex}))
+
+    def owns(self, path: str, meta: dict[str, Any] | None) -> bool:
+        """Return whether a checkpoint belongs to the run.
+
+        Args:
+            path: The checkpoint.
+            meta: Its meta data, None if it cannot be read.
+        """
+        if meta is not None and RUN_ID in meta and self.run_id is not None:
+            return bool(meta[RUN_ID] == self.run_id)
+        return self.is_older_than(path)
+
+    def is_older_than(self, path: str) -> bool:
+        """Return whether the file was written after the start, according to the clock."""
+        return os.path.isfile(path) and os.path.getmtime(path) >= self.time
 
 
 def choose_start(cfg: Config, resume: str | None) -> str | None:
@@ -42,21 +102,25 @@ def choose_start(cfg: Config, resume: str | None) -> str | None:
     Returns:
         A path, or None to start from the beginning.
     """
+    restarted = is_restarted_anywhere(cfg)
+
+    def mark_start() -> StartedRun | None:
+        started = StartedRun.read(cfg.work_dir) if restarted else None
+        if started is None:
+            StartedRun.write(cfg.work_dir)
+        return started
+
+    started = call_in_work_dir(mark_start, cfg)
+    return choose_checkpoint(cfg, resume, started) if restarted or resume is not None else None
+
+
+def is_restarted_anywhere(cfg: Config) -> bool:
+    """Return whether a launcher has restarted this run on any rank."""
     join_process_group(cfg)
     restarted = torch.tensor(int(is_restart()))
     # A machine that came back does not know that the others were restarted.
     all_reduce(restarted, 'max')
-
-    def mark_start() -> float | None:
-        started = Path(cfg.work_dir, STARTED_NAME)
-        if not restarted:
-            started.touch()
-            return None
-        # Compare times of the same file system: the clocks of the machines may differ.
-        return started.stat().st_mtime if started.is_file() else None
-
-    since = _call_on_rank_zero(mark_start, cfg)
-    return choose_checkpoint(cfg, resume, since) if restarted or resume is not None else None
+    return bool(restarted)
 
 
 def is_restart() -> bool:
@@ -65,27 +129,27 @@ def is_restart() -> bool:
     return RESTARTED_ENV in os.environ or any(int(count) > 0 for count in counts)
 
 
-def choose_checkpoint(cfg: Config, resume: str | None, since: float | None = None) -> str | None:
+def choose_checkpoint(cfg: Config, resume: str | None, started: StartedRun | None = None) -> str | None:
     """Choose the checkpoint to resume from, the same on all ranks, and take over the seed of its run.
 
     Args:
         cfg: Config of the run. Its ``randomness.seed`` becomes the seed of the resumed run.
         resume: A path; 'auto' for the newest good checkpoint in the work directory; or None.
-        since: If given, a checkpoint that was written at this modification time or later is preferred.
+        started: The run that was restarted. Its own checkpoints are preferred.
 
     Returns:
         The path, or None to start from the beginning.
     """
 
     def choose() -> tuple[str | None, int | None]:
-        chosen = (None, None) if since is None else newest_good(cfg, since)
+        chosen = (None, None) if started is None else newest_good(cfg, started)
         if chosen[0] is not None or resume is None:
             return chosen
-        return newest_good(cfg) if resume == 'auto' else (resume, _seed(resume))
+        return newest_good(cfg) if resume == 'auto' else (resume, _read_meta(resume).get('seed'))
 
-    path, seed = _call_on_rank_zero(choose, cfg)
+    path, seed = call_in_work_dir(choose, cfg)
     if path is None:
-        which = 'checkpoint' if since is None else 'checkpoint of this run'
+        which = 'checkpoint' if started is None else 'checkpoint of this run'
         _print(f'resume: no {which} in {str(cfg.work_dir)!r}, training starts from the beginning')
         return None
     visible = all_gather_object('://' in path or Path(path).is_file())
@@ -103,20 +167,32 @@ def choose_checkpoint(cfg: Config, resume: str | None, since: float | None = Non
     return path
 
 
-def newest_good(cfg: Config, since: float | None = None) -> tuple[str | None, int | None]:
+def newest_good(cfg: Config, started: StartedRun | None = None) -> tuple[str | None, int | None]:
     """Return the newest checkpoint that can be resumed, and its seed. Damaged ones are reported and skipped.
 
     Args:
         cfg: Config of the run.
-        since: If given, only checkpoints with this modification time or a later one.
+        started: If given, only checkpoints of this run.
     """
-    candidates = [path for path in _candidates(cfg) if since is None or _is_written_since(path, since)]
+    candidates = list(_candidates(cfg))
+    if started is not None:
+        # Checkpoints of the run are newer than its start, unless the clock was set back.
+        candidates.sort(key=started.is_older_than, reverse=True)
+    has_damaged = False
     for path in candidates:
         try:
-            return path, _seed(path)
+            meta = _read_meta(path)
         except UserError as error:
-            _print(f'resume: skipped {path}: {str(error).removeprefix(f"checkpoint {path!r} ")}')
-    if candidates:
+            if started is None or started.owns(path, None):
+                has_damaged = True
+                _print(f'resume: skipped {path}: {str(error).removeprefix(f"checkpoint {path!r} ")}')
+            continue
+        if started is None or started.owns(path, meta):
+            return path, meta.get('seed')
+        if not started.is_older_than(path):
+            # The newest file is of an earlier run, and so are the others. Reading all could take hours.
+            break
+    if has_damaged:
         raise UserError(
             f'no checkpoint in {str(cfg.work_dir)!r} can be resumed, see above: '
             'give another one with --resume CHECKPOINT, or start from the beginning without --resume'
@@ -163,10 +239,10 @@ def read_state(path: str) -> dict[str, Any]:
     return content
 
 
-def _call_on_rank_zero(function: Any, cfg: Config) -> Any:
-    """Call a function that looks into the work directory; all ranks raise if it fails."""
+def call_in_work_dir(function: Callable[[], Result], cfg: Config) -> Result:
+    """Call a function that looks into the work directory on rank 0; all ranks raise if it fails."""
 
-    def call() -> Any:
+    def call() -> Result:
         try:
             return function()
         except OSError as error:
@@ -177,9 +253,9 @@ def _call_on_rank_zero(function: Any, cfg: Config) -> Any:
     return call_on_rank_zero(call, cfg)
 
 
-def _seed(path: str) -> int | None:
-    """Return the seed of the run that saved a checkpoint, None for a URL, which MMEngine reads later."""
-    return None if '://' in path else read_state(path)['meta'].get('seed')
+def _read_meta(path: str) -> dict[str, Any]:
+    """Return the meta data of a checkpoint, nothing for a URL, which MMEngine reads later."""
+    return {} if '://' in path else read_state(path)['meta']
 
 
 def _verify_checksums(path: str) -> bool:
@@ -241,10 +317,6 @@ def _read_last_checkpoint(cfg: Config) -> str | None:
         )
     own = [folder / name for folder in _checkpoint_folders(cfg)] if name else []
     return next((str(path) for path in own if path.is_file()), str(own[-1]) if own else None)
-
-
-def _is_written_since(path: str, since: float) -> bool:
-    return os.path.isfile(path) and os.path.getmtime(path) >= since
 
 
 def _saved_checkpoints(cfg: Config) -> Iterator[Path]:

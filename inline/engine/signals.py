@@ -5,14 +5,18 @@ Before training begins, the process exits at once. During training a signal is o
 :class:`~inline.engine.hooks.preemption.PreemptionHook` saves a checkpoint after the current step and exits. A
 second signal changes nothing, so it cannot interrupt the checkpoint that is being written.
 
-This module is separate from the hook and imports only the standard library, because the handlers must be
-installed before torch is imported.
+This module is separate from the hook and does not import torch, because the handlers must be installed before
+torch is imported.
 """
 
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import cache
+
+from inline.utils.processes import end_with_parent, find_process
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -24,6 +28,8 @@ WORKER_SECONDS = 300
 
 # Environment variable that the elastic agent (inline/engine/distributed/agent.py) sets for restarted workers.
 RESTARTED_ENV = 'INLINE_RESTARTED'
+# Environment variable with the process id of the elastic agent.
+LAUNCHER_ENV = 'INLINE_LAUNCHER_PID'
 
 
 class StopRequest:
@@ -32,11 +38,13 @@ class StopRequest:
     Attributes:
         signum: Number of the signal, 0 if there was none.
         exit_immediately: Whether a signal ends the process at once. True until training begins.
+        before_exit: Called before a signal ends the process at once.
     """
 
     def __init__(self) -> None:
         self.signum = 0
         self.exit_immediately = True
+        self.before_exit: list[Callable[[], None]] = []
         self._is_listening = False
 
     def listen(self) -> None:
@@ -70,7 +78,38 @@ class StopRequest:
                 continue
             self.signum = self.signum or signum
             if self.exit_immediately:
+                for clean_up in list(self.before_exit):
+                    clean_up()
                 _exit_preempted(f'stopped by {signal_name(signum)} before training began: nothing to save')
+
+
+def end_with_launcher() -> None:
+    """End this process when the elastic agent ends, even by SIGKILL, and data workers with this process.
+
+    Otherwise they would train on without a launcher, and a resumed run would write to the same files.
+    """
+    launcher = int(os.environ.get(LAUNCHER_ENV, '0'))
+    if launcher and os.getppid() == launcher:
+        end_with_parent(launcher)
+    elif launcher and find_process(launcher) is None:
+        sys.exit(f'the launcher, process {launcher}, has ended')
+    _end_children_with_this_process()
+
+
+@cache
+def _end_children_with_this_process() -> None:
+    parent = 0
+
+    def note_parent() -> None:
+        nonlocal parent
+        # The kernel watches the thread that forks. Only the main thread lasts as long as the process.
+        parent = os.getpid() if threading.get_native_id() == os.getpid() else 0
+
+    def follow_parent() -> None:
+        if parent:
+            end_with_parent(parent)
+
+    os.register_at_fork(before=note_parent, after_in_child=follow_parent)
 
 
 def _exit_preempted(message: str) -> None:

@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from types import FrameType
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -33,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.run import config_from_args, parse_args
 
-from inline.engine.signals import EXIT_PREEMPTED, RESTARTED_ENV, STOP_SIGNALS, signal_name
+from inline.engine.signals import EXIT_PREEMPTED, LAUNCHER_ENV, RESTARTED_ENV, STOP_SIGNALS, signal_name
 from inline.utils.errors import UserError, exit_on_user_error
 
 EXIT_USER_ERROR = 2
@@ -106,16 +107,15 @@ def main() -> None:
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = 'SIGINT,SIGHUP,SIGQUIT'
     # torch would log every exit with code 75 as a failure.
     logging.getLogger('torch.distributed.elastic.multiprocessing.api').setLevel(logging.CRITICAL)
+    # Workers end with this process, even if it is killed.
+    os.environ[LAUNCHER_ENV] = str(os.getpid())
     try:
         sys.exit(_run(args))
     except SignalException as error:
         print(f'stopped by {error.sigval.name}', file=sys.stderr)
         sys.exit(128 + error.sigval)
     except RendezvousConnectionError as error:
-        raise UserError(
-            f'cannot connect to {args.rdzv_endpoint}: is NODE_RANK 0 running on MASTER_ADDR, '
-            'and is PORT free there?'
-        ) from error
+        raise UserError(_cannot_connect(args.rdzv_endpoint)) from error
     except RendezvousTimeoutError as error:
         raise UserError(f'fewer than {args.nnodes} machines joined {args.rdzv_endpoint} in time') from error
 
@@ -123,6 +123,8 @@ def main() -> None:
 def _run(args: argparse.Namespace) -> int:
     """Run the workers of this machine and return the exit code."""
     config, entrypoint, arguments = config_from_args(args)
+    if config.rdzv_configs.get('is_host') == '0':
+        _wait_for_host(config.rdzv_endpoint, int(config.rdzv_configs.get('join_timeout', '600')))
     rendezvous = get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,
@@ -161,6 +163,34 @@ def _run(args: argparse.Namespace) -> int:
         return EXIT_USER_ERROR
     print(f'error: {_describe_first(result)}; see its output above', file=sys.stderr)
     return 1
+
+
+def _wait_for_host(endpoint: str, seconds: int) -> None:
+    """Wait until the machine with the rendezvous store accepts connections.
+
+    torch waits for the machines that have not joined yet, but not for the one with the store: without one it
+    gives up after one or two minutes.
+    """
+    host, _, port = endpoint.rpartition(':')
+    deadline = time.monotonic() + seconds
+    is_first = True
+    while True:
+        left = max(deadline - time.monotonic(), 0.1)
+        try:
+            # torch's store ignores a connection that closes without a request.
+            socket.create_connection((host, int(port)), timeout=min(left, 10)).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise UserError(f'{_cannot_connect(endpoint)} (waited {seconds} s)') from error
+        if is_first:
+            print(f'waiting up to {seconds} s for NODE_RANK 0 at {endpoint}', file=sys.stderr, flush=True)
+            is_first = False
+        time.sleep(min(left, 1))
+
+
+def _cannot_connect(endpoint: str) -> str:
+    return f'cannot connect to {endpoint}: is NODE_RANK 0 running on MASTER_ADDR, and is PORT free there?'
 
 
 def _local_address(host: str) -> str:

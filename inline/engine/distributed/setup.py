@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict
-from mmengine.dist import all_gather_object, get_rank, init_dist
+from mmengine.dist import all_gather_object, barrier, get_rank, init_dist
 
 from inline.openmmlab.patches import collect_results_in_memory
 from inline.utils.errors import UserError
@@ -53,6 +53,17 @@ def join_process_group(cfg: Config) -> None:
         init_dist(launcher, **(cfg.get('env_cfg') or {}).get('dist_cfg', {}))
     else:
         start_gloo(launcher)
+
+
+def leave_process_group() -> None:
+    """Wait for all ranks at the end of a run, then close the process group.
+
+    Otherwise rank 0, which hosts the store of the group, may exit while another rank still needs it, and the
+    interpreter shuts down while threads of the group are running.
+    """
+    if dist.is_initialized():
+        barrier()
+        dist.destroy_process_group()
 
 
 def start_gloo(launcher: str) -> None:

@@ -2,12 +2,12 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmengine.dist import all_reduce_params, is_main_process
+from mmengine.dist import all_reduce_params, get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 from torch import nn
@@ -15,10 +15,15 @@ from torch import nn
 from inline.checkpoints import compare_state_dict
 from inline.engine.distributed.setup import raise_on_all_ranks
 from inline.engine.loops import ResumableEpochTrainLoop
+from inline.engine.resume import RUN_ID, StartedRun
 from inline.engine.training_state import check_training_state
 from inline.registry import HOOKS
+from inline.utils.arguments import format_value
 from inline.utils.atomic import atomic_write, remove_temporary_files
 from inline.utils.errors import UserError
+
+# Key of a checkpoint's meta data: number of processes, batch size and number of samples.
+DATA_SPLIT = 'data_split'
 
 
 class NotSavedError(Exception):
@@ -50,11 +55,18 @@ class AtomicCheckpointHook(CheckpointHook):
     A resumed checkpoint lists files of its run. The hook accepts from that list only names that it would
     choose itself, in its own output folder. So a copied run does not touch the original, and a malicious
     checkpoint cannot delete other files.
+
+    Every checkpoint has the id of its run and what the exact continuation depends on: the number of
+    processes, the batch size and the length of the data.
     """
 
     keep_ckpt_ids: deque[int]
+    _run_id: str | None = None
 
     def before_train(self, runner: Runner) -> None:
+        if is_main_process():
+            started = StartedRun.read(runner.work_dir)
+            self._run_id = started.run_id if started is not None else None
         infos = runner.message_hub.runtime_info
         resumed = {key: infos.pop(key) for key in self._file_keys() if key in infos}
         super().before_train(runner)
@@ -66,15 +78,26 @@ class AtomicCheckpointHook(CheckpointHook):
             runner.val_loop.run()
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Refuse to resume the checkpoint of a different model, whose weights MMEngine would load in part."""
-        if runner._resume:
-            model = getattr(runner.model, 'module', runner.model)
-            report = compare_state_dict(model, checkpoint['state_dict'])
-            if not report.exact:
-                raise UserError(
-                    f'cannot resume from the checkpoint of a different model: {report.describe()}'
-                )
-            check_training_state(runner, checkpoint)
+        """Refuse to resume the checkpoint of a different model, whose weights MMEngine would load in part.
+
+        Warn if the number of processes, the batch size or the length of the data has changed.
+        """
+        if not runner._resume:
+            return
+        model = getattr(runner.model, 'module', runner.model)
+        report = compare_state_dict(model, checkpoint['state_dict'])
+        if not report.exact:
+            raise UserError(f'cannot resume from the checkpoint of a different model: {report.describe()}')
+        check_training_state(runner, checkpoint)
+        # Earlier versions did not save it.
+        saved = (checkpoint.get('meta') or {}).get(DATA_SPLIT)
+        if isinstance(saved, dict) and (changes := format_changes(saved, data_split(runner))):
+            runner.logger.warning(f'resume: the continuation is not exact, {changes} changed')
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        if self._run_id is not None:
+            checkpoint['meta'][RUN_ID] = self._run_id
+        checkpoint['meta'][DATA_SPLIT] = data_split(runner)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         runner.message_hub.update_info('iter_validated', runner.iter)
@@ -268,6 +291,25 @@ class AtomicCheckpointHook(CheckpointHook):
             step, end = loop.epoch, loop.max_epochs
         loop._decide_current_val_interval()
         return step >= loop.val_begin and (step % loop.val_interval == 0 or step == end)
+
+
+def data_split(runner: Runner) -> dict[str, int | None]:
+    """Return how the training data is divided into batches; None for what is not known."""
+    loader = runner.train_dataloader
+    return {
+        'processes': get_world_size(),
+        'batch size': getattr(loader.batch_sampler, 'batch_size', None) or loader.batch_size,
+        'training samples': len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
+    }
+
+
+def format_changes(saved: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the values that differ, for example ``processes (2 → 1)``; '' if none do."""
+    return ', '.join(
+        f'{name} ({format_value(saved[name])} → {value})'
+        for name, value in now.items()
+        if name in saved and saved[name] != value
+    )
 
 
 def average_buffers(model: nn.Module) -> None:

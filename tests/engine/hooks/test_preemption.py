@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from inline.checkpoints import read_file
 from inline.engine.hooks.preemption import PreemptionHook, reduce_signal
-from inline.engine.resume import PREEMPTED_NAME, STARTED_NAME, choose_start, is_restart
+from inline.engine.resume import PREEMPTED_NAME, STARTED_NAME, StartedRun, choose_start, is_restart
 from inline.engine.signals import EXIT_PREEMPTED, RESTARTED_ENV, STOP_SIGNALS, stop_request
 from inline.utils.errors import UserError
 
@@ -98,7 +98,8 @@ def make_runner(folder: Path, hook: Hook, by_epoch: bool, start: Config, checkpo
     torch.manual_seed(0)
     sampler = {'type': 'DefaultSampler' if by_epoch else 'InfiniteSampler', 'shuffle': True}
     collate = {'type': 'default_collate'}
-    loader = {'dataset': Numbers(), 'batch_size': 2, 'num_workers': 0, 'collate_fn': collate}
+    batch_size = start.get('batch_size', 2)
+    loader = {'dataset': Numbers(), 'batch_size': batch_size, 'num_workers': 0, 'collate_fn': collate}
     loop = {'type': 'inline.ResumableEpochTrainLoop', 'max_epochs': 2}
     if not by_epoch:
         loop = {'type': 'inline.ResumableIterTrainLoop', 'max_iters': 10}
@@ -125,11 +126,16 @@ def make_runner(folder: Path, hook: Hook, by_epoch: bool, start: Config, checkpo
 
 
 def train(
-    folder: Path, hook: Hook, by_epoch: bool = False, resume: str | None = None, seed: int | None = 0
+    folder: Path,
+    hook: Hook,
+    by_epoch: bool = False,
+    resume: str | None = None,
+    seed: int | None = 0,
+    batch_size: int = 2,
 ) -> dict[str, torch.Tensor]:
     """Train, possibly resuming, and return all weights and averaged weights."""
     folder.mkdir(exist_ok=True)
-    start = Config({'work_dir': str(folder), 'launcher': 'none'})
+    start = Config({'work_dir': str(folder), 'launcher': 'none', 'batch_size': batch_size})
     start.randomness = {'seed': seed}
     checkpoint = choose_start(start, resume)
     runner = make_runner(folder, hook, by_epoch, start, checkpoint)
@@ -220,14 +226,37 @@ def test_restart_ignores_checkpoints_of_an_older_run_in_the_folder(
     with pytest.raises(SystemExit):
         train(tmp_path, SignalAt(step=3))
     stop_request.signum = 0
-    # The next run started later and crashed before its first checkpoint.
-    later = (tmp_path / PREEMPTED_NAME).stat().st_mtime + 10
-    os.utime(tmp_path / STARTED_NAME, (later, later))
+    # The next run crashed before its first checkpoint. The clock was set back before it started, so that the
+    # older checkpoint seems to be newer.
+    StartedRun.write(tmp_path)
+    os.utime(tmp_path / STARTED_NAME, (1, 1))
     monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
     from_the_start = SignalAt(step=1)
     with pytest.raises(SystemExit):
         train(tmp_path, from_the_start)
     assert saved_state(tmp_path)['meta']['iter'] == 1
+
+
+@pytest.mark.parametrize('has_id', [True, False])
+def test_restart_finds_its_checkpoint_after_the_clock_was_set_back(
+    has_id: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of an earlier version has no id. Then only the times are known."""
+    with pytest.raises(SystemExit):
+        train(tmp_path, SignalAt(step=3))
+    stop_request.signum = 0
+    written = saved_state(tmp_path)['meta']['run_id']
+    if not has_id:
+        (tmp_path / STARTED_NAME).write_text('')
+    later = (tmp_path / PREEMPTED_NAME).stat().st_mtime + 3600
+    os.utime(tmp_path / STARTED_NAME, (later, later))
+    monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+    hook = CountSteps(step=5)
+    with pytest.raises(SystemExit):
+        train(tmp_path, hook)
+    assert hook.steps == (2 if has_id else 5)
+    # All checkpoints of a run have the id that was drawn at its start.
+    assert saved_state(tmp_path)['meta'].get('run_id') == (written if has_id else None)
 
 
 @pytest.mark.parametrize('by_epoch', [False, True])
@@ -262,6 +291,46 @@ def test_restart_ignores_damaged_files_of_an_older_run(
     with pytest.raises(SystemExit):
         train(tmp_path, SignalAt(step=1))
     assert saved_state(tmp_path)['meta']['iter'] == 1
+
+
+CHANGES = {
+    'nothing': ({}, ''),
+    'the batch size': ({'batch_size': 5}, 'batch size (2 → 5)'),
+    'the data': ({'samples': 8}, 'training samples (10 → 8)'),
+    'both': ({'batch_size': 4, 'samples': 8}, 'batch size (2 → 4), training samples (10 → 8)'),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_changed_data_split_is_reported_in_one_line(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        train(tmp_path, SignalAt(step=3))
+    stop_request.signum = 0
+    options, expected = CHANGES[change]
+    samples = options.get('samples', 10)
+    monkeypatch.setattr(Numbers, '__len__', lambda _: samples)
+    train(tmp_path, SignalAt(), resume='auto', batch_size=options.get('batch_size', 2))
+    lines = [line for line in capsys.readouterr().out.splitlines() if 'not exact' in line]
+    assert [line.partition('WARNING - ')[2] for line in lines] == (
+        [f'resume: the continuation is not exact, {expected} changed'] if expected else []
+    )
+
+
+def test_checkpoint_of_an_earlier_version_resumes_without_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        train(tmp_path, SignalAt(step=3))
+    stop_request.signum = 0
+    state = torch.load(tmp_path / PREEMPTED_NAME, weights_only=False)
+    del state['meta']['data_split'], state['meta']['run_id']
+    torch.save(state, tmp_path / PREEMPTED_NAME)
+    hook = CountSteps()
+    train(tmp_path, hook, resume='auto', batch_size=5)
+    assert hook.steps == 7
+    assert 'not exact' not in capsys.readouterr().out
 
 
 def in_two_processes(folder: Path, work: Callable[[int], int]) -> list[int]:
@@ -323,10 +392,11 @@ def test_restart_of_one_rank_restarts_all_ranks(tmp_path: Path, monkeypatch: pyt
 
 def test_start_that_fails_on_rank_0_fails_on_all_ranks(tmp_path: Path) -> None:
     """Rank 0 cannot write to the work directory; rank 1 must not wait for it."""
-    cfg = Config({'work_dir': str(tmp_path / 'missing'), 'launcher': 'none'})
+    (tmp_path / 'file').touch()
+    cfg = Config({'work_dir': str(tmp_path / 'file'), 'launcher': 'none'})
 
     def work(rank: int) -> int:
-        with pytest.raises((OSError, UserError), match='No such file or directory'):
+        with pytest.raises((OSError, UserError), match=r'(File exists|Not a directory)'):
             choose_start(cfg, None)
         return 40 + rank
 
