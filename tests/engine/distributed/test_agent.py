@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from inline.engine.distributed import agent
-from inline.engine.signals import EXIT_PREEMPTED, RESTARTED_ENV
+from inline.engine.signals import EXIT_PREEMPTED, LAUNCHER_ENV, RESTARTED_ENV
 from inline.utils.errors import exit_on_user_error
+from inline.utils.processes import find_process
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.slow
@@ -149,6 +150,48 @@ def test_user_error_is_not_retried(tmp_path: Path) -> None:
     assert launched.errors() == ''
 
 
+# Stands for tools/train.py with one data worker.
+FOLLOWER = """
+from inline.engine.signals import end_with_launcher
+end_with_launcher()
+if os.fork():
+    (folder / f'pid{rank}').write_text(str(os.getpid()))
+else:
+    (folder / f'data_worker{rank}').write_text(str(os.getpid()))
+time.sleep(300)
+"""
+
+
+def test_workers_and_their_data_workers_end_with_a_killed_launcher(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, START + FOLLOWER)
+    files = [tmp_path / f'{name}{rank}' for name in ('pid', 'data_worker') for rank in range(2)]
+    for path in files:
+        wait_for(path)
+    processes = [int(path.read_text()) for path in files]
+    assert all(find_process(process) for process in processes)
+    os.kill(launched.process, signal.SIGKILL)
+    assert launched.code() == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while any(find_process(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_worker_ends_if_its_launcher_was_killed_before_it_could_follow(tmp_path: Path) -> None:
+    late = 'import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n' + START.split('with open')[0]
+    late += f'while os.getppid() == int(os.environ[{LAUNCHER_ENV!r}]): time.sleep(0.01)\n'
+    late += "(folder / 'pid').write_text(str(os.getpid()))" + FOLLOWER.replace("f'pid{rank}'", "'survived'")
+    launched = Launched(tmp_path, late)
+    assert launched.code() == -signal.SIGKILL
+    wait_for(tmp_path / 'pid')
+    process = int((tmp_path / 'pid').read_text())
+    deadline = time.monotonic() + 60
+    while find_process(process):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (tmp_path / 'survived').exists()
+
+
 # Waits until the machine is killed or the workers are restarted, which happens when it has come back.
 MEMBER = """\
 import os, sys, time
@@ -171,18 +214,25 @@ def wait_for(path: Path) -> None:
 
 
 def test_workers_are_restarted_when_a_lost_machine_comes_back(tmp_path: Path) -> None:
-    """Two loopback addresses stand for the machines. The one without the rendezvous store is killed."""
+    """Two loopback addresses stand for the machines. The one without the rendezvous store is killed.
+
+    It also starts first, and waits for the other one longer than torch would (`read_timeout`).
+    """
     port = free_port()
 
     def start(name: str, node_rank: int) -> Launched:
-        conf = f'is_host={1 - node_rank},join_timeout=300,keep_alive_interval=1,keep_alive_max_attempt=2'
+        conf = f'is_host={1 - node_rank},join_timeout=300,keep_alive_interval=1,keep_alive_max_attempt=8'
+        conf += ',read_timeout=1' if name == 'lost' else ''
         flags = (
             '--nnodes=2', '--nproc_per_node=1', f'--rdzv_endpoint=127.0.0.1:{port}', '--rdzv_id=test',
             f'--rdzv_conf={conf}', f'--local_addr=127.0.0.{1 + node_rank}',
         )  # fmt: skip
         return Launched(tmp_path, MEMBER, name, flags=flags)
 
-    stays, lost = start('stays', 0), start('lost', 1)
+    lost = start('lost', 1)
+    wait_for(tmp_path / 'stderr')
+    assert lost.errors() == f'waiting up to 300 s for NODE_RANK 0 at 127.0.0.1:{port}\n'
+    stays = start('stays', 0)
     for name in ('stays', 'lost'):
         wait_for(tmp_path / f'up{name}')
     workers = Path(f'/proc/{lost.process}/task/{lost.process}/children').read_text().split()
@@ -195,6 +245,19 @@ def test_workers_are_restarted_when_a_lost_machine_comes_back(tmp_path: Path) ->
     # RESTARTED_ENV is set on the remaining machine too, although none of its workers failed.
     world_size, restarted, failures = (tmp_path / 'upstays').read_text().split()[1:]
     assert (world_size, restarted, failures) == ('2', '1', '0')
+
+
+def test_first_machine_that_never_starts_is_a_user_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = f'127.0.0.1:{free_port()}'
+    conf = '--rdzv_conf=is_host=0,join_timeout=1'
+    monkeypatch.setattr(
+        sys, 'argv', ['agent', '--rdzv_backend=c10d', f'--rdzv_endpoint={endpoint}', conf, 'x.py']
+    )
+    with pytest.raises(ValueError, match=rf'^cannot connect to {endpoint}: .* \(waited 1 s\)$'):
+        agent.main()
+    assert capfd.readouterr().err == f'waiting up to 1 s for NODE_RANK 0 at {endpoint}\n'
 
 
 def test_unknown_master_address_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
