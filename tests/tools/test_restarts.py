@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 from inline.engine.resume import PREEMPTED_NAME
 from inline.engine.signals import EXIT_PREEMPTED
+from inline.engine.work_dir_lock import LOCK_NAME
+from inline.utils.processes import find_process
 from tests.conftest import ROOT, free_port, link_programs, run_tool
 
 CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
@@ -54,11 +57,17 @@ def count_logged_lines(work_dir: Path, start: int) -> int:
     return len(files[start].read_text().splitlines()) if len(files) > start else 0
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that the main thread of a process has started."""
+    return [int(child) for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
+
+
 class Launcher:
     """tools/dist_train.sh in the background, with its output in a file."""
 
     def __init__(self, arguments: list[str], log: Path, **env: str) -> None:
         self.log = log
+        self.pids: list[int] = []
         self.process = subprocess.Popen(
             ['bash', 'tools/dist_train.sh', CONFIG, *arguments],
             cwd=ROOT,
@@ -69,8 +78,7 @@ class Launcher:
 
     def workers(self) -> list[int]:
         """Return the process ids of the workers."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
+        return children(self.process.pid)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 1200
@@ -107,7 +115,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
 def test_run_survives_a_killed_worker_and_saves_when_it_is_stopped(
     launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
 ) -> None:
-    """Kill a worker, stop the restarted run with SIGTERM, and resume it with one process."""
+    """Kill a worker, stop the restarted run with SIGTERM, resume with one process, kill the launcher."""
     work_dir = tmp_path / 'run'
     flags = options(digit_scenes, work_dir)
     launcher = launch(['2', *flags], 'log', PORT=free_port())
@@ -122,16 +130,57 @@ def test_run_survives_a_killed_worker_and_saves_when_it_is_stopped(
     assert 'Traceback' not in output
     assert (work_dir / PREEMPTED_NAME).is_file()
     # One process with batch size 4 trains on the same batches as two ranks with batch size 2.
-    resumed = run_tool('tools/train.py', CONFIG, '--resume', *flags, 'train_dataloader.batch_size=4')
+    flags = ['--resume', *flags, 'train_dataloader.batch_size=4']
+    launcher = launch(['1', *flags, 'train_cfg.max_iters=100000'], 'log_resumed', PORT=free_port())
+    launcher.wait_for(lambda: count_logged_lines(work_dir, start=2) > 1)
+    launcher.pids = launcher.workers()
+    os.kill(launcher.pids[0], signal.SIGSTOP)
+    changed = 'the continuation is not exact, processes (2 → 1), batch size (2 → 4) changed'
+    assert launcher.output().count(changed) == 1
+    assert_in_use(launcher, work_dir, flags)
+    kill_with_workers(launcher)
+    end = logged_steps(work_dir)[2][-1] + 2
+    resumed = run_tool('tools/train.py', CONFIG, *flags, f'train_cfg.max_iters={end}')
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    first, second, third = logged_steps(work_dir)
+    assert f'took over the lock of process {launcher.pids[0]} on host' in resumed.stdout
+    assert not (work_dir / LOCK_NAME).exists()
+    first, second, third, fourth = logged_steps(work_dir)
     # The restarted run begins after the last checkpoint. Steps after it were lost with the worker.
     assert first == list(range(1, len(first) + 1))
     assert second == list(range(second[0], second[0] + len(second)))
     assert second[0] % 10 == 1
     assert 10 < second[0] <= len(first) + 1
-    # The resumed run loses nothing.
-    assert third == list(range(second[-1] + 1, STEPS + 1))
+    # The stopped run lost nothing, the killed one the steps after its last checkpoint.
+    assert third == list(range(second[-1] + 1, second[-1] + 1 + len(third)))
+    assert fourth == list(range(fourth[0], end + 1))
+    assert second[-1] < fourth[0] <= third[-1] + 1
+
+
+def assert_in_use(launcher: Launcher, work_dir: Path, flags: list[str]) -> None:
+    """Another training in the work directory is refused, a test is not."""
+    refused = run_tool('tools/train.py', CONFIG, *flags)
+    assert refused.returncode == 2
+    assert re.fullmatch(
+        rf"error: work directory '.*' is in use by the training of process {launcher.pids[0]} on host '.+' "
+        r'since \d{4}-\d\d-\d\d .*: wait for it, stop it, or choose another --work-dir\n',
+        refused.stderr,
+    ), refused.stderr
+    options = [flag.replace('val_dataloader', 'test_dataloader') for flag in flags[1:]]
+    tested = run_tool('tools/test.py', CONFIG, work_dir / PREEMPTED_NAME, *options)
+    assert tested.returncode == 0, tested.stderr[-3000:]
+
+
+def kill_with_workers(launcher: Launcher) -> None:
+    """Kill the launcher; its worker and the data workers end as well."""
+    (worker,) = launcher.pids
+    processes = [worker, *children(worker)]
+    assert len(processes) > 1, 'no data workers'
+    launcher.process.kill()
+    launcher.process.wait()
+    deadline = time.monotonic() + 60
+    while any(find_process(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize('name', ['MAX_RESTARTS', 'REJOIN_SECONDS', 'GRACE_SECONDS', 'NODE_RANK'])
