@@ -11,8 +11,9 @@ The files that a training runs through before the first image is loaded, in this
 8. ``engine/resume.py`` chooses the checkpoint to start from.
 
 MMEngine's runner then builds what the config names: our loops are in ``engine/loops.py``, our hooks in
-``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom/``;
-``engine/hooks/full_disk.py`` only acts when a disk is full.
+``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom/``. Three files only act
+when something goes wrong: ``engine/work_dir_lock.py`` refuses a second training in the work directory,
+``datasets/read_watch.py`` reports a read that hangs, and ``engine/hooks/full_disk.py`` handles a full disk.
 """
 
 import argparse
