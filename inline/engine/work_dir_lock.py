@@ -187,7 +187,6 @@ class WorkDirLock:
     def _write(self) -> None:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(asdict(self._holder)).encode(), 0)
-        os.fsync(self._descriptor)
 
     def _may_take_over(self, previous: Holder) -> bool:
         if previous.host == self._holder.host:

@@ -227,7 +227,8 @@ def _install_kill_points(shared: mmap.mmap, kill_at: int | None) -> None:
         # Keep half of the file, like a power failure before the file was synchronized.
         size = os.fstat(handle).st_size
         if passed + 1 == kill_at and os.path.isfile(f'/proc/self/fd/{handle}'):
-            os.ftruncate(handle, size // 2)
+            # By name: the descriptor is for reading only.
+            os.truncate(f'/proc/self/fd/{handle}', size // 2)
         kill_point()
         time.sleep(0.01)
         fsync(handle)

@@ -89,9 +89,10 @@ def crash_and_resume(runs: Runs, kills: int, seed: int) -> int:
         if number % 4 == 3:
             plan = Attempt(seconds=draw.uniform(0, 0.08))
         else:
-            # Only rank 0 saves; the kill points of another rank are its steps.
+            # Only rank 0 saves, and writes the id of the run before; the kill points of another rank are its
+            # steps.
             rank = draw.randrange(runs.processes)
-            plan = Attempt(points=draw.randint(1, 4 if rank else 16), rank=rank)
+            plan = Attempt(points=draw.randint(1, 4 if rank else 20), rank=rank)
         code, in_a_save = runs.attempt(plan)
         assert code == -9, runs.output()[-3000:]
         inside += in_a_save
