@@ -24,6 +24,7 @@ from inline.checkpoints.plain_data import RefusedError
 from inline.checkpoints.safetensors_format import SUFFIX
 from inline.checkpoints.torch_format import check_archive
 from inline.engine.distributed.setup import call_on_rank_zero, join_process_group
+from inline.engine.hooks.full_disk import FULL_DISK_ERRORS
 from inline.engine.signals import RESTARTED_ENV
 from inline.engine.training_state import check_progress
 from inline.utils.arguments import format_value
@@ -246,6 +247,8 @@ def call_in_work_dir(function: Callable[[], Result], cfg: Config) -> Result:
         try:
             return function()
         except OSError as error:
+            if error.errno in FULL_DISK_ERRORS:
+                raise
             raise UserError(
                 f'{str(error.filename or cfg.work_dir)!r} cannot be accessed: {error.strerror or error}'
             ) from error

@@ -18,7 +18,7 @@ from mmengine.visualization import Visualizer
 from inline.utils.errors import UserError
 
 # No space left, quota exceeded, file size limit exceeded.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITE_METHODS = ('add_config', 'add_graph', 'add_image', 'add_scalar', 'add_scalars', 'close')
 
 
@@ -37,7 +37,7 @@ class FullDisk:
 
     def handle(self, error: BaseException | None) -> bool:
         """Return whether the error comes from a full disk; log a warning the first time."""
-        if not isinstance(error, OSError) or error.errno not in _FULL:
+        if not isinstance(error, OSError) or error.errno not in FULL_DISK_ERRORS:
             return False
         if not self._warned:
             # Set it first: the warning is written to a log file, too.
@@ -80,7 +80,7 @@ def handle_full_disk(work_dir: str) -> Iterator[FullDisk]:
     try:
         yield disk
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL_DISK_ERRORS:
             raise
         last = Path(work_dir, 'last_checkpoint')
         saved = f'the last checkpoint is {last.read_text()}' if last.is_file() else 'no checkpoint was saved'
