@@ -97,6 +97,31 @@ def test_areas_of_coco_are_derived_and_ids_start_at_one(root: Path) -> None:
     assert data.notes == ('custom data: categories without an annotation are no classes: pets',)
 
 
+@pytest.mark.parametrize('with_area', [True, False])
+def test_checkpoints_get_the_category_ids_of_the_file(with_area: bool, root: Path) -> None:
+    """Of the user's file, also if a converted file with other ids is used."""
+    made.coco(root)
+    for path in (root / 'annotations').iterdir():
+        tables = json.loads(path.read_text())
+        for category in tables['categories']:
+            category['id'] *= 10
+        for annotation in tables['annotations']:
+            annotation['category_id'] *= 10
+            if not with_area:
+                del annotation['area']
+        path.write_text(json.dumps(tables))
+    data = read('coco-format', root)
+    assert data.dataset['train']['metainfo'] == {'classes': ['cat', 'dog'], 'category_ids': [10, 20]}
+
+
+def test_class_names_with_control_characters_are_refused(root: Path) -> None:
+    made.coco(root)
+    for path in (root / 'annotations').iterdir():
+        path.write_text(path.read_text().replace('"cat"', '"a\\u001b[2J"'))
+    with pytest.raises(UserError, match=r"class name 'a\\x1b\[2J' has control characters"):
+        read('coco-format', root)
+
+
 def test_categories_of_val_in_another_order(root: Path) -> None:
     made.coco(root)
     path = root / 'annotations' / 'instances_val.json'
