@@ -84,7 +84,7 @@ class ForkedTool:
             for stream, descriptor in ((stdout, 1), (stderr, 2)):
                 if stream is not None:
                     os.dup2(stream.fileno(), descriptor)
-            os._exit(_run_tool(command[1:], env))
+            os._exit(run_command(command[1:], env))
 
     def poll(self) -> int | None:
         return self._collect(os.WNOHANG)
@@ -110,7 +110,7 @@ def _run(command: list[str], folder: str, env: dict[str, str], out: str, err: st
     from inline.reproduce import runs
 
     runs.subprocess = SimpleNamespace(Popen=ForkedTool, run=_run_forked)  # type: ignore[assignment]
-    sys.exit(_run_tool(command, env))
+    sys.exit(run_command(command, env))
 
 
 def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) -> Any:
@@ -122,7 +122,8 @@ def _run_forked(command: Sequence[str], *, env: Mapping[str, str], check: bool) 
     return tool
 
 
-def _run_tool(command: Sequence[str], env: Mapping[str, str]) -> int:
+def run_command(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run a Python tool in this process, which should be a forked one, and return its exit code."""
     os.environ.clear()
     os.environ.update(env)
     sys.argv = list(command)

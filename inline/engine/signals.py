@@ -14,8 +14,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
+from inline.utils.errors import process_rank
 from inline.utils.processes import end_with_parent, find_process
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -30,6 +33,9 @@ WORKER_SECONDS = 300
 RESTARTED_ENV = 'INLINE_RESTARTED'
 # Environment variable with the process id of the elastic agent.
 LAUNCHER_ENV = 'INLINE_LAUNCHER_PID'
+
+# Environment variable with the path of the marker by which tools/slurm_train.sh decides to requeue its job.
+PREEMPTED_FILE_ENV = 'INLINE_PREEMPTED_FILE'
 
 
 class StopRequest:
@@ -80,7 +86,7 @@ class StopRequest:
             if self.exit_immediately:
                 for clean_up in list(self.before_exit):
                     clean_up()
-                _exit_preempted(f'stopped by {signal_name(signum)} before training began: nothing to save')
+                _exit_before_training(signum)
 
 
 def end_with_launcher() -> None:
@@ -112,12 +118,32 @@ def _end_children_with_this_process() -> None:
     os.register_at_fork(before=note_parent, after_in_child=follow_parent)
 
 
-def _exit_preempted(message: str) -> None:
-    if int(os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0'))) == 0:
-        print(message, file=sys.stderr)
+def mark_preempted() -> None:
+    """Create the marker of a run that a signal has stopped. Rank 0 calls it when the checkpoint is complete.
+
+    srun's exit code is not enough: it is the highest of all ranks, and a rank that takes longer than KillWait
+    to exit is killed.
+    """
+    path = os.environ.get(PREEMPTED_FILE_ENV)
+    if path:
+        # Without the marker the job ends instead of being requeued. The checkpoint is more important.
+        with suppress(OSError):
+            Path(path).touch()
+
+
+def _exit_before_training(signum: int) -> None:
+    code = EXIT_PREEMPTED
+    if int(os.environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1 and 'TORCHELASTIC_RUN_ID' not in os.environ:
+        # srun sends SIGTERM to the other ranks when one has failed, and exits with the highest code of all.
+        # 75 would hide that of the failed rank.
+        code = 1 if signum == signal.SIGTERM else EXIT_PREEMPTED if process_rank() == 0 else 0
+    if process_rank() == 0:
+        if signum == signal.SIGUSR1:
+            mark_preempted()
+        print(f'stopped by {signal_name(signum)} before training began: nothing to save', file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(EXIT_PREEMPTED)
+    os._exit(code)
 
 
 def _ignore_foreign_signals() -> None:

@@ -4,7 +4,9 @@ import argparse
 import difflib
 import os
 import re
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from typing import Any, NoReturn
 _BUILD_PREFIX = re.compile(r'^(class `\w+` in [\w/.]+: )+')
 # torch prepends this to the message of an error in a data worker.
 _WORKER_PREFIX = re.compile(r'^Caught \w+ in DataLoader worker process \d+\.\n.*\n[\w.]+: ', re.DOTALL)
+# Seconds that a rank above 0 waits for rank 0 to report an error, which may still be importing packages.
+RANK_ZERO_SECONDS = 60
 
 
 class UserError(ValueError):
@@ -101,14 +105,21 @@ def exit_on_user_error() -> Iterator[None]:
         print(f'error: {first_line(error)}', file=sys.stderr, flush=True)
         sys.exit(2)
     except UserError as error:
-        _exit(f'error: {first_line(error)}', 2)
+        _exit_with_error(first_line(error))
     except (KeyError, TypeError) as error:
         message = _describe_build_error(error)
         if message is None:
             raise
-        _exit(f'error: {message}', 2)
+        _exit_with_error(message)
     except KeyboardInterrupt:
-        _exit('interrupted', 130)
+        if process_rank() == 0:
+            print('interrupted', file=sys.stderr, flush=True)
+        sys.exit(130)
+
+
+def process_rank() -> int:
+    """Return the rank of this process under torchrun or srun, before it has joined a process group."""
+    return int(os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')))
 
 
 def first_line(error: UserError) -> str:
@@ -139,8 +150,25 @@ def _describe_build_error(error: Exception) -> str | None:
     return f'{module} lacks {missing[1]}' if missing is not None and is_direct else None
 
 
-def _exit(message: str, code: int) -> NoReturn:
-    # Every rank raises the same error: print it once.
-    if os.environ.get('RANK', '0') == '0':
-        print(message, file=sys.stderr, flush=True)
-    sys.exit(code)
+def _exit_with_error(message: str) -> NoReturn:
+    """Print an error and exit with code 2. Every rank raises the same error: rank 0 prints it."""
+    rank = process_rank()
+    if rank > 0:
+        # The launcher ends all ranks when the first one exits. Rank 0 must have printed the error by then.
+        _wait_for_launcher(RANK_ZERO_SECONDS)
+        message = f'rank {rank}: {message}'
+    print(f'error: {message}', file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def _wait_for_launcher(seconds: float) -> None:
+    """Wait until the launcher ends this process because rank 0 has exited; return if it does not.
+
+    The exit code is that of rank 0, because srun reports the highest code of all ranks.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Detach the thread of inline.engine.signals, which would exit with the code of a preempted run.
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
+    time.sleep(seconds)

@@ -1,7 +1,7 @@
 """Distributed runs: process group, configs without GPUs, results and errors that all ranks share."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,11 +11,11 @@ import torch.distributed as dist
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import all_gather_object, barrier, get_rank, init_dist
 
+from inline.engine.distributed.slurm import torchrun_environment
 from inline.openmmlab.patches import collect_results_in_memory
 from inline.utils.errors import UserError
 from inline.utils.nested import walk_dicts
 
-DEFAULT_PORT = '29500'
 # Timeout of work on rank 0. NCCL's ten minutes are too short for checking a large dataset on a network drive.
 _TIMEOUT = timedelta(hours=6)
 
@@ -49,6 +49,9 @@ def join_process_group(cfg: Config) -> None:
     launcher = cfg.get('launcher') or 'none'
     if launcher == 'none' or dist.is_initialized():
         return
+    if launcher == 'slurm':
+        # MMEngine would take the first host of the job, which another step may not use, and one port for all.
+        os.environ.update(torchrun_environment(os.environ))
     if torch.cuda.is_available():
         init_dist(launcher, **(cfg.get('env_cfg') or {}).get('dist_cfg', {}))
     else:
@@ -67,13 +70,11 @@ def leave_process_group() -> None:
 
 
 def start_gloo(launcher: str) -> None:
-    """Join the gloo process group that torchrun or SLURM describes in the environment.
+    """Join the gloo process group that the environment variables of torchrun describe.
 
     MMEngine's own set-up calls ``torch.cuda.set_device`` with any backend.
     """
-    if launcher == 'slurm':
-        os.environ.update(torchrun_environment(os.environ))
-    elif launcher != 'pytorch':
+    if launcher not in ('pytorch', 'slurm'):
         raise UserError(f'--launcher {launcher} needs a GPU: without one, use none, pytorch or slurm')
     for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
         if name not in os.environ:
@@ -81,22 +82,6 @@ def start_gloo(launcher: str) -> None:
                 f'--launcher {launcher} but {name} is not set: start with tools/dist_train.sh or torchrun'
             )
     dist.init_process_group('gloo')
-
-
-def torchrun_environment(slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of torchrun, computed from those of a SLURM task."""
-    try:
-        return {
-            'RANK': slurm['SLURM_PROCID'],
-            'WORLD_SIZE': slurm['SLURM_NTASKS'],
-            'LOCAL_RANK': slurm['SLURM_LOCALID'],
-            'MASTER_ADDR': slurm.get('MASTER_ADDR') or slurm['SLURM_LAUNCH_NODE_IPADDR'],
-            'MASTER_PORT': slurm.get('MASTER_PORT', DEFAULT_PORT),
-        }
-    except KeyError as error:
-        raise UserError(
-            f'--launcher slurm but {error.args[0]} is not set: start with tools/slurm_train.sh or srun'
-        ) from error
 
 
 def call_on_rank_zero(function: Callable[[], Result], cfg: Config) -> Result:

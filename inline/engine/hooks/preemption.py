@@ -15,7 +15,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from inline.engine.distributed.setup import raise_on_all_ranks
 from inline.engine.hooks.checkpoint import average_buffers
 from inline.engine.resume import PREEMPTED_NAME
-from inline.engine.signals import EXIT_PREEMPTED, signal_name, stop_request
+from inline.engine.signals import EXIT_PREEMPTED, mark_preempted, signal_name, stop_request
 from inline.registry import HOOKS
 from inline.utils.atomic import atomic_write
 from inline.utils.errors import UserError
@@ -85,6 +85,7 @@ class PreemptionHook(Hook):
                 runner.save_checkpoint(folder, PREEMPTED_NAME, meta=meta, backend_args=backend_args)
                 if is_main_process():
                     atomic_write(Path(runner.work_dir, 'last_checkpoint'), path.encode())
+                    mark_preempted()
         except (OSError, UserError) as error:
             raise UserError(
                 f'{stopped}, but {path} could not be saved: {getattr(error, "strerror", None) or error}; '

@@ -8,10 +8,11 @@ from mmengine.config import Config
 
 from inline.engine.distributed.setup import (
     adapt_to_hardware,
+    join_process_group,
     raise_on_all_ranks,
     start_gloo,
-    torchrun_environment,
 )
+from inline.engine.distributed.slurm import first_host, torchrun_environment
 from inline.utils.errors import UserError
 from tests.engine.distributed.ranks import launcher, run_ranks
 
@@ -19,6 +20,10 @@ SLURM = {
     'SLURM_PROCID': '3',
     'SLURM_NTASKS': '8',
     'SLURM_LOCALID': '1',
+    'SLURM_STEP_NODELIST': '10.0.0.[7-8]',
+    'SLURM_JOB_ID': '5',
+    'SLURM_STEP_ID': '2',
+    # The machine on which srun was started, which may be a login node.
     'SLURM_LAUNCH_NODE_IPADDR': '10.0.0.1',
 }
 
@@ -28,12 +33,38 @@ def test_slurm_environment_is_converted_to_that_of_torchrun() -> None:
         'RANK': '3',
         'WORLD_SIZE': '8',
         'LOCAL_RANK': '1',
-        'MASTER_ADDR': '10.0.0.1',
-        'MASTER_PORT': '29500',
+        'MASTER_ADDR': '10.0.0.7',
+        'MASTER_PORT': '10082',
     }
     assert torchrun_environment(SLURM) == expected
     named = torchrun_environment({**SLURM, 'MASTER_ADDR': 'node7', 'MASTER_PORT': '1234'})
     assert (named['MASTER_ADDR'], named['MASTER_PORT']) == ('node7', '1234')
+
+
+def test_jobs_and_steps_that_run_together_have_different_ports() -> None:
+    ports = {
+        torchrun_environment({**SLURM, 'SLURM_JOB_ID': str(job), 'SLURM_STEP_ID': str(step)})['MASTER_PORT']
+        for job in range(41_000, 42_000)
+        for step in range(16)
+    }
+    assert len(ports) == 16_000
+    # Neither privileged nor handed out to clients by the kernel, and not the port of tools/dist_train.sh.
+    assert 1024 < min(map(int, ports)) <= max(map(int, ports)) < 29500
+
+
+@pytest.mark.parametrize(
+    ('nodes', 'first'),
+    [
+        ('node7', 'node7'),
+        ('node3,node5', 'node3'),
+        ('gpu-a[07-09,12],login1', 'gpu-a07'),
+        ('rack[2-3]node[10,12-14]', 'rack2node10'),
+        ('a[1-2]-ib.site', 'a1-ib.site'),
+    ],
+)
+def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
+    """The expected names are those of ``scontrol show hostnames``."""
+    assert first_host(nodes) == first
 
 
 def test_launcher_without_its_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +73,7 @@ def test_launcher_without_its_environment_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match='--launcher pytorch but RANK is not set'):
         start_gloo('pytorch')
     with pytest.raises(UserError, match='--launcher slurm but SLURM_PROCID is not set'):
-        start_gloo('slurm')
+        join_process_group(Config({'launcher': 'slurm'}))
     with pytest.raises(
         UserError, match='--launcher mpi needs a GPU: without one, use none, pytorch or slurm'
     ):
