@@ -123,7 +123,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     'tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR': (
         f'{TOOLS}::test_slurm_script_requests_the_resources_of_the_environment',
-        'tests/tools/test_restarts.py::test_slurm_batch_job_requeues_itself_and_continues',
+        'tests/slurm/test_slurm_jobs.py::test_two_nodes',
+        'tests/slurm/test_slurm_jobs.py::test_time_limit_then_cancel',
     ),
     'python tools/train.py configs/ablations/components/digits/*': (ABLATE,),
     'python tools/analyze.py injectivity *': (

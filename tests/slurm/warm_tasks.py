@@ -1,9 +1,8 @@
 """SLURM tasks that do not have to import the stack: a server forks one that has.
 
 Most of the CPU time of a short training is spent on imports. ``PYTHON`` of a job is this file, the client,
-which SLURM starts, signals and kills. The server runs the tool with the arguments, environment and descriptors
-of the client, passes its signals on, and kills the tool when the client is gone. The client exits like the
-tool.
+which SLURM starts, signals and kills. The server runs the tool with the client's arguments, environment and
+descriptors, passes signals on, and kills the tool when the client is gone. The client exits like the tool.
 """
 
 import json

@@ -190,85 +190,55 @@ def test_variable_that_is_not_a_number_is_refused(name: str) -> None:
     assert done.stderr.startswith(f"error: {name} is 'often': must be an integer, at least ")
 
 
-# Programs that behave like those of SLURM. A requeued job runs its batch script again.
-SBATCH = """#!/usr/bin/env bash
-printf '%s\\n' "$@" > {folder}/sbatch
-script=${{@: -1}}
-export SLURM_JOB_ID=77
-bash -c "${{script#--wrap=}}"
-code=$?
-if [ -f {folder}/requeue ]; then
-    rm {folder}/requeue
-    SLURM_RESTART_COUNT=1 bash -c "${{script#--wrap=}}"
-    code=$?
-fi
-exit $code
-"""
-# In the first start, signals the task and the parent of this script as soon as the task runs.
+# Programs that behave like those of SLURM inside a job. tests/slurm runs the scripts on a real one.
 SRUN = """#!/usr/bin/env bash
-printf '%s\\n' "$@" > {folder}/srun"${{SLURM_RESTART_COUNT:-0}}"
-while [ "$1" != {folder}/bin/training ]; do shift; done
-"$@" &
-if [ -z "${{SLURM_RESTART_COUNT:-}}" ]; then
-    until [ -f {folder}/running ]; do sleep 0.02; done
-    kill -USR1 $PPID $!
-fi
-wait $!
+printf 'start %s\\n' "${{INLINE_RESTARTED:-0}}" >> {folder}/calls
+{run}
+"""
+SQUEUE = """#!/usr/bin/env bash
+printf '7 RUNNING\\n77 {state}\\n777 RUNNING\\n'
 """
 SCONTROL = """#!/usr/bin/env bash
-[ "$*" = 'requeue 77' ] && touch {folder}/requeue
+printf '%s\\n' "$*" >> {folder}/calls
+exit {can_requeue}
 """
-# Replaces `python tools/train.py`: runs until it is stopped in the first start, exits at once in the second.
-TRAINING = """#!/usr/bin/env bash
-[ -n "${{SLURM_RESTART_COUNT:-}}" ] && exit {second}
-trap 'exit 75' USR1
-touch {folder}/running
-while :; do sleep 0.02; done
-"""
+STOPPED = 'touch "$INLINE_PREEMPTED_FILE"; exit '
+FIRST, AGAIN, REQUEUE = 'start 0', 'start 1', 'requeue 77'
+# How the training ends, state of the job, whether it can be requeued; exit code and calls of the script.
+ENDS: dict[str, tuple[str, str, bool, int, list[str]]] = {
+    'finished': ('exit 0', 'RUNNING', True, 0, [FIRST]),
+    'user error': ('exit 2', 'RUNNING', True, 2, [FIRST]),
+    'stopped by a signal': (STOPPED + '75', 'RUNNING', True, 75, [FIRST, REQUEUE]),
+    'stopped, another rank was killed': (STOPPED + '137', 'RUNNING', True, 75, [FIRST, REQUEUE]),
+    'stopped before Python handles signals': ('exit 138', 'RUNNING', True, 75, [FIRST, REQUEUE]),
+    'stopped because it was cancelled': (STOPPED + '75', 'COMPLETING', True, 75, [FIRST]),
+    'stopped in salloc': (STOPPED + '75', 'RUNNING', False, 75, [FIRST, REQUEUE]),
+    'code of a stopped run, but no marker': ('exit 75', 'RUNNING', True, 75, [FIRST]),
+    'failed': ('exit 1', 'RUNNING', True, 1, [FIRST, AGAIN, AGAIN]),
+    'failed while it was cancelled': ('exit 1', 'CANCELLED', True, 1, [FIRST]),
+}
 
 
-@pytest.mark.parametrize('second', [0, 1])
-def test_slurm_batch_job_requeues_itself_and_continues(second: int, tmp_path: Path) -> None:
-    programs = {'sbatch': SBATCH, 'srun': SRUN, 'scontrol': SCONTROL, 'training': TRAINING}
-    path = link_programs(tmp_path / 'bin', 'bash', 'dirname', 'env', 'mkdir', 'rm', 'sleep', 'touch')
-    for name, script in programs.items():
+@pytest.mark.parametrize('end', ENDS)
+def test_slurm_script_restarts_or_requeues_what_can_continue(end: str, tmp_path: Path) -> None:
+    run, state, can_requeue, code, calls = ENDS[end]
+    path = link_programs(tmp_path / 'bin', 'bash', 'dirname', 'env', 'mkdir', 'rm', 'touch')
+    for name, script in (('srun', SRUN), ('squeue', SQUEUE), ('scontrol', SCONTROL)):
         program = tmp_path / 'bin' / name
-        program.write_text(script.format(folder=tmp_path, second=second))
+        program.write_text(
+            script.format(folder=tmp_path, run=run, state=state, can_requeue=int(not can_requeue))
+        )
         program.chmod(0o755)
+    work_dir = tmp_path / 'run'
     done = run_tool(
-        'tools/slurm_train.sh', 'part', 'job', CONFIG, tmp_path / 'run', '--amp',
-        PATH=path, PYTHON=str(tmp_path / 'bin' / 'training'),
-        BATCH='1', SBATCH_ARGS='--time=1:00', SRUN_ARGS='--quiet', GPUS='1', WARNING_SECONDS='60',
+        'tools/slurm_train.sh', 'part', 'job', CONFIG, work_dir,
+        PATH=path, SLURM_JOB_ID='77', MAX_RESTARTS='2',
     )  # fmt: skip
-    assert done.returncode == second, done.stderr
-    asked = set((tmp_path / 'sbatch').read_text().splitlines())
-    assert {'--requeue', '--signal=USR1@60', '--open-mode=append', '--time=1:00', '--ntasks=1'} <= asked
-    starts = [(tmp_path / f'srun{count}').read_text().splitlines() for count in (0, 1)]
-    assert starts[0] == starts[1]
-    assert {'--quiet', '--signal=USR1@60', '--amp', '--work-dir', str(tmp_path / 'run')} <= set(starts[0])
-    # Only the preempted start is queued again, not one that failed or finished.
-    assert done.stdout.count('job 77 is queued again') == 1
-
-
-@pytest.mark.slow
-def test_training_runs_as_a_slurm_task(digit_scenes: Path, tmp_path: Path) -> None:
-    """A restarted task continues from the checkpoint of the first start, without --resume."""
-    flags = [*options(digit_scenes, tmp_path), 'train_dataloader.num_workers=0']
-    flags += ['train_dataloader.persistent_workers=False', 'train_cfg.val_interval=100']
-    task = {
-        'SLURM_PROCID': '0',
-        'SLURM_NTASKS': '1',
-        'SLURM_LOCALID': '0',
-        'SLURM_LAUNCH_NODE_IPADDR': '127.0.0.1',
-        'MASTER_PORT': free_port(),
-    }
-    first = run_tool(
-        'tools/train.py', CONFIG, '--launcher', 'slurm', *flags, 'train_cfg.max_iters=10', **task
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / 'calls').read_text().splitlines() == calls
+    queued = calls[-1] == REQUEUE and can_requeue
+    assert ('job 77 is queued again' in done.stdout) == queued
+    # A requeued job needs the count of requeues without a new checkpoint. Nothing else may stay.
+    assert {path.name for path in work_dir.iterdir()} - {'.slurm-77.started', '.slurm-77.preempted'} == (
+        {'.slurm-77.requeues'} if queued else set()
     )
-    assert first.returncode == 0, first.stderr[-3000:]
-    again = run_tool(
-        'tools/train.py', CONFIG, '--launcher', 'slurm', *flags, 'train_cfg.max_iters=12',
-        SLURM_RESTART_COUNT='1', **task,
-    )  # fmt: skip
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert logged_steps(tmp_path) == [list(range(1, 11)), [11, 12]]

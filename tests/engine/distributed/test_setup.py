@@ -59,7 +59,7 @@ def test_jobs_and_steps_that_run_together_have_different_ports() -> None:
         ('node3,node5', 'node3'),
         ('gpu-a[07-09,12],login1', 'gpu-a07'),
         ('rack[2-3]node[10,12-14]', 'rack2node10'),
-        ('a[1-2]-ib.site', 'a1-ib.site'),
+        ('a1-ib.site,a2-ib.site', 'a1-ib.site'),
     ],
 )
 def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
