@@ -54,6 +54,30 @@ def test_only_rank_0_prints_the_message() -> None:
     assert process.returncode == EXIT_PREEMPTED
 
 
+@pytest.mark.parametrize(
+    ('signum', 'rank', 'code', 'is_marked'),
+    [
+        # srun sends SIGTERM when another rank has failed, whose code must be the highest.
+        (signal.SIGTERM, '0', 1, False),
+        (signal.SIGTERM, '1', 1, False),
+        (signal.SIGUSR1, '0', EXIT_PREEMPTED, True),
+        (signal.SIGUSR1, '1', 0, False),
+    ],
+)
+def test_signal_before_training_in_a_step_of_several_tasks(
+    signum: signal.Signals, rank: str, code: int, is_marked: bool, tmp_path: Path
+) -> None:
+    marker = tmp_path / 'marker'
+    process = start(
+        'import time; print("ready", flush=True); time.sleep(300)',
+        SLURM_STEP_NUM_TASKS='2', SLURM_PROCID=rank, INLINE_PREEMPTED_FILE=str(marker),
+    )  # fmt: skip
+    process.send_signal(signum)
+    process.communicate(timeout=120)
+    assert process.returncode == code
+    assert marker.exists() == is_marked
+
+
 def test_first_signal_during_training_is_recorded() -> None:
     process = start(
         'import time\n'

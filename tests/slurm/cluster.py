@@ -52,7 +52,7 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-KillWait=2
+KillWait=10
 MinJobAge=3600
 SlurmdTimeout=10
 {nodes}
@@ -132,7 +132,7 @@ class Cluster:
             if self._stopped or time.monotonic() > deadline:
                 raise TimeoutError(f'{what} did not happen; {self.command("squeue", "-a").stdout}')
             self._check_daemons()
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def wait_for_end(self, job_id: str) -> dict[str, str]:
         """Wait until a job has ended and its processes are gone; return :meth:`job`."""
@@ -154,10 +154,7 @@ class Cluster:
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
-        tasks = self.processes(SLURMD_NODENAME=name)
-        # Their parents, the daemons of the steps, first: they would report the end of the job.
-        for pid in [*filter(_is_step_daemon, map(_parent, tasks)), *tasks]:
-            _kill(pid)
+        _kill_tasks(self.processes(SLURMD_NODENAME=name))
 
     def _start_daemons(self) -> None:
         folder = self.folder
@@ -209,9 +206,8 @@ class Cluster:
                 daemon.wait()
         # Jobs do not end with their daemons.
         while left := self.processes():
-            for pid in left:
-                _kill(pid)
-            time.sleep(0.1)
+            _kill_tasks(left)
+            time.sleep(0.2)
 
 
 def _environments() -> Iterator[tuple[int, set[bytes]]]:
@@ -233,6 +229,8 @@ def _is_step_daemon(pid: int) -> bool:
     return False
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill_tasks(pids: list[int]) -> None:
+    """Kill processes of jobs. Their parents, the daemons of the steps, first: they would report the end."""
+    for pid in [*filter(_is_step_daemon, map(_parent, pids)), *pids]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -107,7 +107,7 @@ def time_limit_then_cancel(site: Site) -> Facts:
     The processes are not forked from a warm one, and use a data worker.
     """
     job = site.batch(
-        'time 100%_limit',
+        'time_limit_%j',
         PYTHON=sys.executable,
         PYTHONPATH=str(TASKS),
         GATES='6 9',
@@ -175,7 +175,7 @@ def slow_exit(site: Site) -> Facts:
         {client} "$@"
         sleep 600
     fi"""
-    python = site.python('slow_exit', linger)
+    python = site.python('lingers', linger)
     job = site.batch('slow_exit', GPUS='2', GPUS_PER_NODE='1', GATES='6', PYTHON=python)
     job.wait_for_gate(6, ranks=2)
     site.cluster.command('scancel', '--signal=USR1', job.number)
@@ -236,8 +236,9 @@ def run_scenarios(folder: Path, data: Path) -> dict[str, Facts]:
     server = start_server(folder / 'tasks.socket')
     try:
         with Cluster(folder / 'cluster') as cluster, ThreadPoolExecutor(len(SCENARIOS)) as threads:
-            cluster.wait_for((folder / 'tasks.socket').exists, 'the start of the server')
             site = Site(cluster, folder, data, folder / 'tasks.socket')
+            cluster.wait_for(lambda: site.server.exists() or not server.is_alive(), 'the start of the server')
+            assert server.is_alive(), 'the server of the tasks has ended'
             started = {scenario.__name__: threads.submit(_run, scenario, site) for scenario in SCENARIOS}
             try:
                 facts = {name: future.result() for name, future in started.items()}

@@ -1,8 +1,14 @@
-"""Command-line errors."""
+"""Command-line errors, and user errors of several ranks."""
+
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from inline.utils.errors import OneLineParser, UserError, printable
+from tests.conftest import ROOT
 
 
 def make_parser() -> OneLineParser:
@@ -55,3 +61,46 @@ def test_messages_are_printable() -> None:
     error = UserError('names:\n\ta\x1b]0;x\x07')
     assert str(error) == 'names:\n\ta\\x1b]0;x\\x07'
     assert str(UserError(str(error))) == str(error)
+
+
+FAIL = """
+from inline.engine.signals import stop_request
+from inline.utils import errors
+stop_request.listen()
+errors.RANK_ZERO_SECONDS = {seconds}
+with errors.exit_on_user_error():
+    print('ready', flush=True)
+    raise errors.UserError('wrong')
+"""
+
+
+@pytest.mark.parametrize('launcher', ['RANK', 'SLURM_PROCID'])
+@pytest.mark.parametrize(
+    ('rank', 'seconds', 'terminated', 'printed'),
+    [
+        ('0', 600, False, 'error: wrong\n'),
+        # srun and the elastic agent end this rank when rank 0 has exited with the same error.
+        ('1', 600, True, ''),
+        # Rank 0 has no error, or starts even later.
+        ('1', 0, False, 'error: rank 1: wrong\n'),
+    ],
+)
+def test_user_error_of_all_ranks_is_printed_once(
+    launcher: str, rank: str, seconds: int, terminated: bool, printed: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, '-c', FAIL.format(seconds=seconds)],
+        env={**os.environ, 'PYTHONPATH': str(ROOT), launcher: rank},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == 'ready\n'
+    if terminated:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=120)[1] == printed
+    # Not that of a signal: srun reports the highest code of all ranks.
+    assert process.returncode == 2
