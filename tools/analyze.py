@@ -107,7 +107,7 @@ def add_comparison_args(parser: argparse.ArgumentParser, images: int | None, bat
 
 
 def add_image_args(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='config file')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
     parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
     parser.add_argument('image', help="image file; the config's test pipeline is applied to it")
     parser.add_argument(

@@ -35,7 +35,11 @@ NamedModel = tuple[str, tuple[int, int], nn.Module, Callable[[Tensor], object] |
 
 def main() -> None:
     parser = OneLineParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument('config', nargs='?', help='config file; without it the released models are timed')
+    parser.add_argument(
+        'config',
+        nargs='?',
+        help='config file, or the name of a file in configs/; without it the released models are timed',
+    )
     parser.add_argument('--models', nargs='+', metavar='NAME', help='names of released models (default: all)')
     parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help='image height and width')
     parser.add_argument('--batch', type=int, default=1, help='batch size for the throughput (default: 1)')
@@ -72,7 +76,7 @@ def model_from_config(args: Namespace) -> NamedModel:
 
     cfg = load_config(args.config, {})
     shape = tuple(args.shape or default_shape(cfg))
-    return Path(args.config).stem, shape, *build_runnable(cfg, shape)
+    return Path(cfg.filename).stem, shape, *build_runnable(cfg, shape)
 
 
 def released_models(args: Namespace) -> Iterator[NamedModel]:

@@ -12,6 +12,10 @@ check_file() { # NAME PATH
     [ -f "$2" ] || fail "$1 '$2' does not exist: give the path of a file"
 }
 
+check_config() { # PATH, or the name of a file in configs/, which takes a second to look up
+    [ -f "$1" ] || "${PYTHON:-python}" -m inline.engine.config_files "$1" || exit 2
+}
+
 check_checkpoint() { # PATH, URL or Hub name. Only missing files are detected here, tools/test.py checks the rest.
     case $1 in
         *://*) ;;

@@ -3,7 +3,8 @@
 #
 # Usage: tools/dist_test.sh CONFIG CHECKPOINT NPROC [flags of tools/test.py]
 #
-# NPROC is the number of processes per machine. Environment variables:
+# CONFIG is a file, or the name of a file in configs/. NPROC is the number of processes per
+# machine. Environment variables:
 #   NNODES, NODE_RANK, MASTER_ADDR, PORT
 #                    several machines: run the script on each of them (1, 0, 127.0.0.1, 29500)
 #   PYTHON           interpreter (python)
@@ -14,6 +15,6 @@ parse_help "$@"
 [ $# -ge 3 ] || fail "usage: tools/dist_test.sh CONFIG CHECKPOINT NPROC [flags of tools/test.py]"
 config=$1 checkpoint=$2 nproc=$3
 shift 3
-check_file config "$config"
+check_config "$config"
 check_checkpoint "$checkpoint"
 launch 0 "$nproc" "$root/tools/test.py" "$config" "$checkpoint" --launcher pytorch "$@"

@@ -3,7 +3,8 @@
 #
 # Usage: tools/dist_train.sh CONFIG NPROC [flags of tools/train.py]
 #
-# NPROC is the number of processes per machine. Environment variables:
+# CONFIG is a file, or the name of a file in configs/. NPROC is the number of processes per
+# machine. Environment variables:
 #   NNODES, NODE_RANK, MASTER_ADDR, PORT
 #                    several machines: run the script on each of them (1, 0, 127.0.0.1, 29500)
 #   MAX_RESTARTS     restarts of all workers after one of them has failed (3)
@@ -18,5 +19,5 @@ parse_help "$@"
 [ $# -ge 2 ] || fail "usage: tools/dist_train.sh CONFIG NPROC [flags of tools/train.py]"
 config=$1 nproc=$2
 shift 2
-check_file config "$config"
+check_config "$config"
 launch "${MAX_RESTARTS:-3}" "$nproc" "$root/tools/train.py" "$config" --launcher pytorch "$@"

@@ -62,7 +62,7 @@ def main() -> None:
             classes = read_checkpoint(args.checkpoint).dataset_meta.get('classes') or ()
         fit_to_custom_data(cfg, phase='test', model_classes=classes)
     options = ExportOptions(
-        name=Path(args.config).stem,
+        name=Path(cfg.filename).stem,
         checkpoint=args.checkpoint,
         format=args.format,
         dynamic=args.dynamic,

@@ -13,7 +13,7 @@ from inline.utils.tables import align
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
     parser.add_argument(
         '--shape',
         type=int,

@@ -14,7 +14,7 @@ from inline.utils.errors import OneLineParser, exit_on_user_error
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('config', help='config file')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
     parser.add_argument('--steps', type=int, default=20, help='number of steps to time (default: 20)')
     add_run_flags(parser)
     args = parser.parse_args()

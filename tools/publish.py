@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument('--overwrite', action='store_true', help='replace files of an earlier run')
     args = parser.parse_args()
     apply_patches()
-    from inline.apis.loading import find_config_path
+    from inline.engine.config_files import find_config_path
     from inline.hub.publish import publish
 
     name = find_config_path(args.config).stem if args.config else None

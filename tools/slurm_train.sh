@@ -3,7 +3,8 @@
 #
 # Usage: tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [flags of tools/train.py]
 #
-# Environment variables: GPUS (8), GPUS_PER_NODE (8), CPUS_PER_TASK (5), SRUN_ARGS, PYTHON (python), and
+# CONFIG is a file, or the name of a file in configs/. Environment variables: GPUS (8), GPUS_PER_NODE (8),
+# CPUS_PER_TASK (5), SRUN_ARGS, PYTHON (python), and
 #   GPUS=0            train on CPUs with CPU_TASKS (1) processes, without asking for GPUs
 #   WARNING_SECONDS   time before the limit at which the training saves a checkpoint and exits (120)
 #   BATCH=1           submit a batch job that requeues itself when it was stopped; SBATCH_ARGS for sbatch
@@ -17,7 +18,7 @@ source "$root/tools/slurm_common.sh"
 parse_help "$@"
 [ $# -ge 4 ] || fail "usage: tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [flags of tools/train.py]"
 partition=$1 job_name=$2 config=$3 work_dir=$4
-check_file config "$config"
+check_config "$config"
 warning=${WARNING_SECONDS:-120} max_restarts=${MAX_RESTARTS:-3} max_requeues=${MAX_REQUEUES:-3}
 check_count WARNING_SECONDS "$warning" 1
 check_count MAX_RESTARTS "$max_restarts" 0

@@ -10,7 +10,7 @@ from inline.utils.errors import OneLineParser, exit_on_user_error
 def main() -> None:
     end_with_launcher()
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
     parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
     parser.add_argument('--out', metavar='FILE.pkl', help='write all predictions to this file')
     parser.add_argument('--show-dir', help='save an image of every prediction in this folder')

@@ -11,7 +11,7 @@ def main() -> None:
     end_with_launcher()
     stop_request.listen()
     parser = OneLineParser(description=__doc__)
-    parser.add_argument('config', help='config file, for example configs/digits/inline-pvt-micro_digits.py')
+    parser.add_argument('config', help='config file, or the name of a file in configs/')
     parser.add_argument(
         '--resume',
         nargs='?',

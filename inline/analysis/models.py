@@ -67,7 +67,7 @@ def load_analysis_model(
     """Build the model of a config with the weights of a checkpoint.
 
     Args:
-        config: Path of the config file.
+        config: Path of the config file, or its name in ``configs/``.
         checkpoint: Path or URL of the checkpoint.
         label: Name of the model; by default the name of the config file.
         options: Overrides of config values.
@@ -81,7 +81,7 @@ def load_analysis_model(
     model, _ = build_model(cfg, checkpoint)
     model.to('cuda' if torch.cuda.is_available() else 'cpu')
     chosen = choose_layers(find_layers(model), layers)
-    return AnalysisModel(label or Path(config).stem, cfg, model, chosen)
+    return AnalysisModel(label or Path(cfg.filename).stem, cfg, model, chosen)
 
 
 def sample_images(model: AnalysisModel, images: int | None, seed: int, batch_size: int) -> DataLoader[Any]:

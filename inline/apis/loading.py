@@ -1,6 +1,5 @@
 """Configs by path or name, and models from a config and a checkpoint."""
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,19 +11,16 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, DefaultScope
 
-import inline
 from inline.checkpoints import Checkpoint, load_complete_state_dict, read_checkpoint, select_submodule
-from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
 from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
-from inline.engine.config import TOOLBOXES, apply_aliases, check_config_path, load_config
+from inline.engine.config import TOOLBOXES, apply_aliases, load_config
 from inline.engine.launch import build_untrained_model
 from inline.utils.drawing import Color, class_palette
 from inline.utils.errors import UserError
 from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
 
 TASKS = {'mmpretrain': 'classification', 'mmdet': 'detection', 'mmseg': 'segmentation'}
-_MAX_SUGGESTIONS = 3
 
 
 # COCO has ids for 91 categories, and boxes for 80 of them.
@@ -98,47 +94,7 @@ def find_config(config: str | Path | Config, options: Mapping[str, Any] | None =
         copy = Config(config._cfg_dict.to_dict())
         apply_aliases(copy)
         return copy
-    return load_config(find_config_path(config), options)
-
-
-def find_config_path(config: str | Path) -> Path:
-    """Return the file of a config, given by its path or by its name in ``configs/``."""
-    path = Path(config)
-    is_path = path.suffix in ('.py', *CHECKPOINT_SUFFIXES) or path.is_file()
-    found = path if is_path else _find_by_name(str(config))
-    check_config_path(found)
-    return found
-
-
-def _find_by_name(name: str) -> Path:
-    """Return the file whose name, or path below ``configs/``, without the suffix is `name`."""
-    folders = (Path('configs'), Path(inline.__file__).parents[1] / 'configs')
-    root = next((folder for folder in folders if folder.is_dir()), None)
-    if root is None:
-        raise UserError(
-            f'config {name!r} is not a file, and there is no folder configs/ with configs by name'
-        )
-    known: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob('*.py')):
-        inner = path.relative_to(root).with_suffix('')
-        if '_base_' not in inner.parts:
-            for key in {inner.name, inner.as_posix()}:
-                known.setdefault(key, []).append(path)
-    found = known.get(name, [])
-    if len(found) > 1:
-        several = ', '.join(
-            path.relative_to(root).with_suffix('').as_posix() for path in found[:_MAX_SUGGESTIONS]
-        )
-        raise UserError(f'config {name!r} is the name of {len(found)} files: give a path, such as {several}')
-    if not found:
-        # Each file has two names.
-        close = {
-            known[key][0]: key for key in difflib.get_close_matches(name, known, n=_MAX_SUGGESTIONS)[::-1]
-        }
-        names = ', '.join([*close.values()][::-1])
-        hint = f'did you mean {names}?' if close else 'give a path, or a name from configs/'
-        raise UserError(f'config {name!r} does not exist: {hint}')
-    return found[0]
+    return load_config(config, options)
 
 
 def build_model(

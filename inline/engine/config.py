@@ -4,7 +4,6 @@
 :func:`check_config` finds errors before any data is read or any model is built.
 """
 
-import difflib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from mmengine.utils import get_object_from_string
 from torch.utils.data import DataLoader
 
 from inline import registry as registries
-from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
+from inline.engine.config_files import find_config_path
 from inline.models.backbones.common import resolve_arch
 from inline.models.backbones.deit import ARCHS, DeiTArch
 from inline.utils.arguments import check_names, check_range, check_type, format_value, hint, parameters_of
@@ -117,10 +116,10 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     """Read a config file and override some of its settings.
 
     Args:
-        path: The file. Names that earlier versions used in it are replaced.
+        path: The file, or its name in ``configs/``. Names that earlier versions used in it are replaced.
         options: Values by dotted key, as from ``--cfg-options``.
     """
-    check_config_path(path)
+    path = find_config_path(path)
     try:
         cfg = Config.fromfile(str(path))
     except (OSError, KeyError, SyntaxError, TypeError) as error:
@@ -145,19 +144,6 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     # The options may have old types.
     apply_aliases(cfg)
     return cfg
-
-
-def check_config_path(path: str | Path) -> None:
-    """Raise a :class:`UserError` if `path` is a checkpoint or does not exist."""
-    if Path(path).suffix in CHECKPOINT_SUFFIXES:
-        raise UserError(f'config {str(path)!r} looks like a checkpoint: CONFIG comes first')
-    if not Path(path).is_file():
-        siblings = [str(other) for other in sorted(Path(path).parent.glob('*.py'))]
-        close = difflib.get_close_matches(str(path), siblings, n=1)
-        advice = f'did you mean {close[0]}?' if close else 'give the path of a file, such as one in configs/'
-        if not Path(path).suffix:
-            advice += ' (names without a path are for predict, export and serve)'
-        raise UserError(f'config {str(path)!r} does not exist: {advice}')
 
 
 def apply_aliases(cfg: Config) -> None:

@@ -135,7 +135,7 @@ def read_config(args: argparse.Namespace, model_classes: Callable[[], Sequence[s
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
-        cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+        cfg.work_dir = str(Path('work_dirs') / Path(cfg.filename).stem)
     if 'custom_data' in cfg:
         fit_to_custom_data(
             cfg,

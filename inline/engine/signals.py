@@ -1,9 +1,11 @@
 """Stop signals of a training process, and the exit code for its launcher.
 
 Schedulers, containers and torchrun stop a process with SIGTERM. SLURM sends SIGUSR1 as an early warning.
-Before training begins, the process exits at once. During training a signal is only recorded, and
-:class:`~inline.engine.hooks.preemption.PreemptionHook` saves a checkpoint after the current step and exits. A
-second signal changes nothing, so it cannot interrupt the checkpoint that is being written.
+Ctrl-C in a terminal sends SIGINT. Before training begins, the process exits at once. During training a signal
+is only recorded, and :class:`~inline.engine.hooks.preemption.PreemptionHook` saves a checkpoint after the
+current step and exits. A second SIGTERM or SIGUSR1 changes nothing, so it cannot interrupt the checkpoint that
+is being written. A second Ctrl-C ends the process at once: files are written atomically, so the previous
+checkpoint stays.
 
 This module is separate from the hook and does not import torch, because the handlers must be installed before
 torch is imported.
@@ -13,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -21,10 +24,14 @@ from pathlib import Path
 from inline.utils.errors import process_rank
 from inline.utils.processes import end_with_parent, find_process
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 # EX_TEMPFAIL of sysexits.h ("try again later"). Python, shells and signals never produce this code.
 EXIT_PREEMPTED = 75
+# Ended by Ctrl-C without a checkpoint of the last step: 128 + SIGINT, as in shells.
+EXIT_INTERRUPTED = 130
+# A launcher that forwards Ctrl-C to its process group delivers it twice. Repetitions within this time are one.
+REPEAT_SECONDS = 0.3
 
 # Maximum lifetime of a data worker after a stop signal to the whole job.
 WORKER_SECONDS = 300
@@ -52,6 +59,7 @@ class StopRequest:
         self.exit_immediately = True
         self.before_exit: list[Callable[[], None]] = []
         self._is_listening = False
+        self._interrupted_at: float | None = None
 
     def listen(self) -> None:
         """Start to handle stop signals. Call it from the main thread, as early as possible."""
@@ -69,16 +77,16 @@ class StopRequest:
         os.register_at_fork(after_in_child=_ignore_foreign_signals)
 
     def ignore_signals(self) -> None:
-        """Ignore further signals, so that none changes the exit code.
+        """Ignore further signals, so that none changes the exit code, except Ctrl-C, which ends the process.
 
         The interpreter drops Python's handlers early when it shuts down; SIG_IGN stays.
         """
         for signum in STOP_SIGNALS:
-            signal.signal(signum, signal.SIG_IGN)
+            signal.signal(signum, signal.SIG_DFL if signum == signal.SIGINT else signal.SIG_IGN)
 
     def _read_signals(self, reader: int) -> None:
         while True:
-            # The descriptor reports every signal with a Python handler, for example SIGINT and SIGCHLD.
+            # The descriptor reports every signal with a Python handler, for example SIGCHLD.
             signum = os.read(reader, 1)[0]
             if signum not in STOP_SIGNALS:
                 continue
@@ -87,6 +95,16 @@ class StopRequest:
                 for clean_up in list(self.before_exit):
                     clean_up()
                 _exit_before_training(signum)
+            if signum == signal.SIGINT:
+                self._handle_interrupt()
+
+    def _handle_interrupt(self) -> None:
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            _print('saving a checkpoint after this step; press Ctrl-C again to exit without it')
+        elif now > self._interrupted_at + REPEAT_SECONDS:
+            _exit('stopped by a second Ctrl-C: --resume continues from the last checkpoint', EXIT_INTERRUPTED)
 
 
 def end_with_launcher() -> None:
@@ -132,15 +150,23 @@ def mark_preempted() -> None:
 
 
 def _exit_before_training(signum: int) -> None:
-    code = EXIT_PREEMPTED
+    code = EXIT_INTERRUPTED if signum == signal.SIGINT else EXIT_PREEMPTED
     if int(os.environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1 and 'TORCHELASTIC_RUN_ID' not in os.environ:
         # srun sends SIGTERM to the other ranks when one has failed, and exits with the highest code of all.
         # 75 would hide that of the failed rank.
-        code = 1 if signum == signal.SIGTERM else EXIT_PREEMPTED if process_rank() == 0 else 0
+        code = 1 if signum == signal.SIGTERM else code if process_rank() == 0 else 0
+    if process_rank() == 0 and signum == signal.SIGUSR1:
+        mark_preempted()
+    _exit(f'stopped by {signal_name(signum)} before training began: nothing to save', code)
+
+
+def _print(message: str) -> None:
     if process_rank() == 0:
-        if signum == signal.SIGUSR1:
-            mark_preempted()
-        print(f'stopped by {signal_name(signum)} before training began: nothing to save', file=sys.stderr)
+        print(message, file=sys.stderr, flush=True)
+
+
+def _exit(message: str, code: int) -> None:
+    _print(message)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -169,7 +195,8 @@ def _exit_on_parent_signal() -> None:
 
 
 def signal_name(signum: int) -> str:
-    return signal.Signals(signum).name
+    """Return the name of a signal for messages: SIGTERM, or Ctrl-C for SIGINT."""
+    return 'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name
 
 
 stop_request = StopRequest()

@@ -9,8 +9,9 @@ It accepts torchrun's arguments. Why torchrun itself is not enough (tried with t
 - A user error (exit code 2, for example a missing file) is retried ``--max-restarts`` times.
 - Each of these prints a traceback of 30 to 60 lines.
 
-Exit codes: 0 finished, 75 stopped by a signal and saved, 2 user error, 1 a worker failed more often than
-``--max-restarts`` allows, 128 + n ended by signal n without a checkpoint.
+Exit codes: 0 finished, 75 stopped by a signal (also Ctrl-C) and saved, 2 user error, 1 a worker failed more
+often than ``--max-restarts`` allows, 128 + n ended by signal n without a checkpoint: 130 after a second Ctrl-C,
+or after one before training began.
 """
 
 import argparse
@@ -34,7 +35,14 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.run import config_from_args, parse_args
 
-from inline.engine.signals import EXIT_PREEMPTED, LAUNCHER_ENV, RESTARTED_ENV, STOP_SIGNALS, signal_name
+from inline.engine.signals import (
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    LAUNCHER_ENV,
+    RESTARTED_ENV,
+    STOP_SIGNALS,
+    signal_name,
+)
 from inline.utils.errors import UserError, exit_on_user_error
 
 EXIT_USER_ERROR = 2
@@ -103,8 +111,8 @@ def main() -> None:
     # The store that workers would share with the rendezvous stays on the machine of the first rank 0, even
     # after that machine is lost.
     os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'
-    # The agent handles SIGTERM and SIGUSR1 itself. These signals end the run as with torchrun.
-    os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = 'SIGINT,SIGHUP,SIGQUIT'
+    # The agent handles STOP_SIGNALS itself. These signals end the run as with torchrun.
+    os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = 'SIGHUP,SIGQUIT'
     # torch would log every exit with code 75 as a failure.
     logging.getLogger('torch.distributed.elastic.multiprocessing.api').setLevel(logging.CRITICAL)
     # Workers end with this process, even if it is killed.
@@ -158,9 +166,12 @@ def _run(args: argparse.Namespace) -> int:
         return EXIT_PREEMPTED
     if not result.is_failed():
         return 0
-    if EXIT_USER_ERROR in {failure.exitcode for failure in result.failures.values()}:
+    codes = {failure.exitcode for failure in result.failures.values()}
+    if EXIT_USER_ERROR in codes:
         # The worker has printed the message.
         return EXIT_USER_ERROR
+    if codes & {EXIT_INTERRUPTED, -signal.SIGINT}:
+        return EXIT_INTERRUPTED
     print(f'error: {_describe_first(result)}; see its output above', file=sys.stderr)
     return 1
 
