@@ -52,6 +52,7 @@ HOOKS = Registry(
         'inline.engine.hooks.checkpoint',
         'inline.engine.hooks.nonfinite',
         'inline.engine.hooks.preemption',
+        'inline.engine.hooks.summary',
     ],
 )
 LOOPS = Registry('loop', parent=MMENGINE_LOOPS, scope='inline', locations=['inline.engine.loops'])

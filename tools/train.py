@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Train the model of a config."""
 
-from inline.engine.flags import add_run_flags
+from inline.engine.flags import add_run_flags, add_shorthands
 from inline.engine.signals import end_with_launcher, stop_request
 from inline.openmmlab.patches import apply_patches
 from inline.utils.errors import OneLineParser, exit_on_user_error
@@ -36,6 +36,7 @@ def main() -> None:
         metavar='DUMP',
         help='repeat the step whose loss was not finite, and find the module that caused it',
     )
+    add_shorthands(parser)
     add_run_flags(parser)
     args = parser.parse_args()
     apply_patches()

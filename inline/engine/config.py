@@ -19,6 +19,7 @@ from mmengine.utils import get_object_from_string
 from torch.utils.data import DataLoader
 
 from inline import registry as registries
+from inline.engine.config_components import check_components
 from inline.engine.config_files import find_config_path
 from inline.models.backbones.common import resolve_arch
 from inline.models.backbones.deit import ARCHS, DeiTArch
@@ -89,7 +90,6 @@ _DATALOADER_TYPES = {
     'prefetch_factor': int | None,
     'num_batch_per_epoch': int | None,
 }
-_TRAIN_CFG = ('max_iters', 'max_epochs', 'val_begin', 'val_interval')
 # Settings that MMEngine requires together.
 _PHASES = {
     'train': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
@@ -218,9 +218,6 @@ def check_config(cfg: Config) -> None:
     for name in DATALOADERS:
         if cfg.get(name) is not None:
             _check_dataloader(name, cfg[name])
-    for name, value in (cfg.get('train_cfg') or {}).items():
-        if name in _TRAIN_CFG:
-            check_type(name, value, int, 'train_cfg')
     if cfg.get('auto_scale_lr') is not None:
         _check_keys(cfg.auto_scale_lr, _AUTO_SCALE_LR, 'auto_scale_lr')
     if 'data_validation' in cfg:
@@ -237,6 +234,7 @@ def check_config(cfg: Config) -> None:
                 check_component(node)
             except UserError as error:
                 raise UserError(f'{key.removeprefix(".")}: {error}') from error
+    check_components(cfg)
 
 
 def check_phases(cfg: Config, needed: str) -> None:

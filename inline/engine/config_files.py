@@ -36,7 +36,7 @@ def find_config_path(config: str | Path) -> Path:
 
 
 def _not_found(path: Path) -> UserError:
-    """Describe a path that does not exist; suggest a file of the same name, or a similar one in the folder."""
+    """Describe a path that does not exist; suggest a similar file in its folder, or one of the same name."""
     siblings = [str(other) for other in sorted(path.parent.glob('*.py'))]
     close = difflib.get_close_matches(str(path), siblings, n=1)
     same_name = [] if close else [str(other) for other in _named_files().get(path.stem, ())]

@@ -80,6 +80,24 @@ def add_allow_other_classes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_shorthands(parser: argparse.ArgumentParser) -> None:
+    """Add flags for common settings, which :mod:`inline.engine.shorthands` maps to keys of the config."""
+    group = parser.add_argument_group('common settings', 'These override the config and --cfg-options.')
+    group.add_argument(
+        '--epochs', type=int, metavar='N', help='length of training; schedules and intervals are scaled to it'
+    )
+    group.add_argument('--batch-size', type=int, metavar='N', help='training images per process and step')
+    group.add_argument('--lr', type=float, metavar='X', help='learning rate of the optimizer')
+    group.add_argument(
+        '--img-size',
+        type=int,
+        metavar='N',
+        help='image size (classification), shorter side (detection) or crop (segmentation), in pixels',
+    )
+    group.add_argument('--workers', type=int, metavar='N', help='data loading processes per training process')
+    group.add_argument('--seed', type=int, metavar='N', help='seed of all random numbers')
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of training and testing, which :func:`inline.engine.launch.read_config` applies."""
     parser.add_argument(
@@ -95,5 +113,10 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         help='what starts the processes of a distributed run (default: none)',
     )
     add_trust(parser)
+    parser.add_argument(
+        '--verbose',
+        action='store_true',
+        help='print the whole log: environment, config, hooks, every message',
+    )
     # torch.distributed.launch passes this flag; torchrun sets an environment variable.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)

@@ -5,15 +5,17 @@ The files that a training runs through before the first image is loaded, in this
 1. ``tools/train.py`` parses the flags, which ``engine/flags.py`` (2) defines for several tools.
 3. ``openmmlab/patches.py``: patches of third-party packages; our components in an inherited config.
 4. ``engine/launch.py``, this file: :func:`train` calls the steps below.
-5. ``engine/config.py`` reads and checks the config.
+5. ``engine/config.py`` finds, reads and checks the config.
 6. ``engine/distributed/setup.py`` adapts it to the hardware and joins the process group.
 7. ``datasets/validation/checks.py`` checks the paths and annotations.
 8. ``engine/resume.py`` chooses the checkpoint to start from.
 
 MMEngine's runner then builds what the config names: our loops are in ``engine/loops.py``, our hooks in
-``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom/``. Three files only act
-when something goes wrong: ``engine/work_dir_lock.py`` refuses a second training in the work directory,
-``datasets/read_watch.py`` reports a read that hangs, and ``engine/hooks/full_disk.py`` handles a full disk.
+``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom/``. Flags such as
+``--img-size`` and ``--epochs`` are mapped to keys by ``engine/shorthands.py`` and ``engine/schedule.py``. Three
+files only act when something goes wrong: ``engine/work_dir_lock.py`` refuses a second training in the work
+directory, ``datasets/read_watch.py`` reports a read that hangs, and ``engine/hooks/full_disk.py`` handles a full
+disk.
 """
 
 import argparse
@@ -47,11 +49,15 @@ from inline.engine.config import check_config, check_phases, load_config, set_da
 from inline.engine.distributed.setup import adapt_to_hardware, join_process_group, leave_process_group
 from inline.engine.hooks.full_disk import handle_full_disk
 from inline.engine.resume import check_resumable, choose_start
+from inline.engine.schedule import set_epochs
+from inline.engine.shorthands import apply_shorthands
+from inline.engine.terminal import FILE_ONLY, terminal_log
 from inline.engine.work_dir_lock import lock_work_dir
 from inline.openmmlab.patches import (
     apply_training_patches,
     keep_batch_augments_uncompiled,
     provide_wandb_join,
+    silence_pycocotools,
     use_inline_components,
 )
 from inline.utils.atomic import check_links, make_folder
@@ -75,11 +81,14 @@ def train(args: argparse.Namespace) -> None:
             prepare_run(cfg)
             with lock_work_dir(cfg), watch_reads(cfg):
                 notes = validate_datasets(cfg, ('train_dataloader', 'val_dataloader'))
+                if args.epochs is not None:
+                    set_epochs(cfg, args.epochs)
                 checkpoint = choose_start(cfg, resume)
-                runner = create_runner(cfg)
+                with terminal_log(args.verbose):
+                    runner = create_runner(cfg)
                 disk.protect(runner.visualizer)
                 for note in notes:
-                    runner.logger.warning(note)
+                    runner.logger.warning(note, extra=FILE_ONLY)
                 # Set here, not in the config: the saved config describes the run, not from where it was
                 # resumed.
                 if checkpoint is not None:
@@ -107,7 +116,8 @@ def test(args: argparse.Namespace) -> None:
         check_paths(cfg, ('test_dataloader',))
         prepare_run(cfg)
         validate_datasets(cfg, ('test_dataloader',))
-        runner = create_runner(cfg)
+        with terminal_log(args.verbose, with_tables=True):
+            runner = create_runner(cfg)
         checkpoint = read()
         if not args.allow_other_classes:
             check_classes(checkpoint, runner.test_loop.dataloader.dataset.metainfo)
@@ -128,9 +138,12 @@ def read_config(args: argparse.Namespace, model_classes: Callable[[], Sequence[s
     apply_training_patches()
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
+    if cfg.default_scope == 'mmdet':
+        silence_pycocotools()
     if args.data_root:
         set_data_root(cfg, args.data_root)
     apply_custom_data_flags(cfg, args)
+    apply_shorthands(cfg, args)
     check_config(cfg)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir

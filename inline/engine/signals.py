@@ -1,10 +1,10 @@
 """Stop signals of a training process, and the exit code for its launcher.
 
 Schedulers, containers and torchrun stop a process with SIGTERM. SLURM sends SIGUSR1 as an early warning.
-Ctrl-C in a terminal sends SIGINT. Before training begins, the process exits at once. During training a signal
-is only recorded, and :class:`~inline.engine.hooks.preemption.PreemptionHook` saves a checkpoint after the
-current step and exits. A second SIGTERM or SIGUSR1 changes nothing, so it cannot interrupt the checkpoint that
-is being written. A second Ctrl-C ends the process at once: files are written atomically, so the previous
+Ctrl-C in a terminal sends SIGINT. Before training begins, the process exits at once. During training a
+signal is only recorded, and :class:`~inline.engine.hooks.preemption.PreemptionHook` saves a checkpoint after
+the current step and exits. A second SIGTERM or SIGUSR1 changes nothing, so it cannot interrupt the checkpoint
+that is being written. A second Ctrl-C ends the process at once: files are written atomically, so the previous
 checkpoint stays.
 
 This module is separate from the hook and does not import torch, because the handlers must be installed before
@@ -30,7 +30,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 EXIT_PREEMPTED = 75
 # Ended by Ctrl-C without a checkpoint of the last step: 128 + SIGINT, as in shells.
 EXIT_INTERRUPTED = 130
-# A launcher that forwards Ctrl-C to its process group delivers it twice. Repetitions within this time are one.
+# A launcher that forwards Ctrl-C, which a terminal sends to all processes, delivers it twice. Within this
+# time they count as one.
 REPEAT_SECONDS = 0.3
 
 # Maximum lifetime of a data worker after a stop signal to the whole job.

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 import torch
-from mmengine.logging import print_log
+from mmengine.logging import MessageHub, print_log
 from mmengine.model import BaseModule, PretrainedInit
 from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from inline.utils.arguments import check_choice, check_names, check_type, checke
 from inline.utils.errors import UserError
 
 _INITIALIZERS = sorted(WEIGHT_INITIALIZERS.module_dict)
+# Key of the message hub of a run with one line for each checkpoint that it has loaded.
+LOAD_REPORTS = 'load_reports'
 AUTOCAST_DTYPES = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
@@ -96,9 +98,15 @@ def load_pretrained(backbone: nn.Module, source: str, prefix: str = 'backbone.')
     """
     state_dict = select_submodule(read_checkpoint(source).state_dict, prefix)
     report = load_partial_state_dict(backbone, state_dict, source)
-    level = logging.INFO if report.complete else logging.WARNING
-    print_log(f'pretrained weights {source!r}: {report.describe()}', logger='current', level=level)
+    log_load_report(f'pretrained weights {source!r}: {report.describe()}', report.complete)
     return report
+
+
+def log_load_report(line: str, is_expected: bool) -> None:
+    """Log a line about loaded weights, as a warning if it is not as expected, and keep it for summaries."""
+    hub = MessageHub.get_current_instance()
+    hub.update_info(LOAD_REPORTS, [*hub.runtime_info.get(LOAD_REPORTS, []), line], resumed=False)
+    print_log(line, logger='current', level=logging.INFO if is_expected else logging.WARNING)
 
 
 def _check_init(config: dict[str, Any]) -> None:

@@ -10,6 +10,9 @@ import logging
 import os
 import pickle
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -33,6 +36,7 @@ _HOOKS = {
     'data_validation': 'inline.DataValidationHook',
     'nonfinite_loss': 'inline.NonFiniteLossHook',
     'preemption': 'inline.PreemptionHook',
+    'summary': 'inline.SummaryHook',
 }
 _DATALOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
@@ -53,6 +57,7 @@ def apply_training_patches() -> None:
     write_files_atomically()
     report_empty_datasets()
     renumber_annotation_zero()
+    silence_library_warnings()
 
 
 def use_inline_components(cfg: 'Config') -> None:
@@ -214,6 +219,56 @@ def silence_debug_messages() -> None:
     mmengine_logging.print_log = print_unless_debug
 
 
+def silence_library_warnings() -> None:
+    """Hide warnings of the toolboxes about their own defaults and optional packages.
+
+    Reason: a user can do nothing about them, and they hide those that matter. Remove each when the toolbox
+    does.
+    """
+    for message in (
+        'faster_coco_eval is not installed',
+        'Default ``avg_non_ignore`` is False',
+        'The draw is False, it means that the hook for visualization',
+    ):
+        warnings.filterwarnings('ignore', message)
+
+
+def silence_pycocotools() -> None:
+    """Do not print the progress of reading COCO annotations.
+
+    Reason: pycocotools prints four lines for each file, and more for each evaluation, whatever the log level
+    is. Remove when it logs them.
+    """
+    from pycocotools import coco, cocoeval
+
+    coco.print = cocoeval.print = lambda *_, **__: None
+
+
+@contextmanager
+def configure_terminal_handlers(configure: Callable[[logging.Handler], None]) -> Iterator[None]:
+    """Call `configure` with the terminal handler of every runner's logger that is created in the block.
+
+    Reason: MMEngine's runner creates a logger that prints everything, and logs environment and config before
+    its constructor returns. Remove when a runner accepts a logger, or a level for the terminal.
+    """
+    from mmengine.runner import Runner
+
+    build_logger = Runner.build_logger
+
+    def build_and_configure(self: Runner, *args: Any, **options: Any) -> Any:
+        logger = build_logger(self, *args, **options)
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.FileHandler):
+                configure(handler)
+        return logger
+
+    Runner.build_logger = build_and_configure
+    try:
+        yield
+    finally:
+        Runner.build_logger = build_logger
+
+
 def write_files_atomically() -> None:
     """Let MMEngine's local file backend write atomically.
 
@@ -241,11 +296,11 @@ def load_checkpoints_safely() -> None:
     neither safetensors nor published folders. After loading it only logs what did not match. Remove the
     first part when MMEngine always loads with ``weights_only=True`` and no longer reads ``meta['config']``.
     """
-    from mmengine.logging import print_log
     from mmengine.model import BaseTTAModel, is_model_wrapper
     from mmengine.runner import CheckpointLoader, checkpoint, runner
 
     from inline.checkpoints import as_checkpoint, load_partial_state_dict, read_file
+    from inline.openmmlab.backbones import log_load_report
 
     def load_file(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001
         content = read_file(file, map_location)
@@ -267,8 +322,7 @@ def load_checkpoints_safely() -> None:
         # Loaders of other schemes, such as openmmlab://, return the content of the file as it is.
         weights = loaded['state_dict'] if 'state_dict' in loaded else as_checkpoint(loaded, source).state_dict
         report = load_partial_state_dict(model, weights, source)
-        level = logging.INFO if report.exact else logging.WARNING
-        print_log(f'checkpoint {source!r}: {report.describe()}', logger='current', level=level)
+        log_load_report(f'checkpoint {source!r}: {report.describe()}', report.exact)
         return loaded
 
     CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_inline, force=True)

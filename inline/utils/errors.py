@@ -106,7 +106,7 @@ def exit_on_user_error() -> Iterator[None]:
         sys.exit(2)
     except UserError as error:
         _exit_with_error(first_line(error))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
         message = _describe_build_error(error)
         if message is None:
             raise
@@ -128,10 +128,10 @@ def first_line(error: UserError) -> str:
 
 
 def _describe_build_error(error: Exception) -> str | None:
-    """Describe a config key that a module of a toolbox does not accept; return None for other errors.
+    """Describe a config key or value that a toolbox's module does not accept; return None for other errors.
 
     MMEngine calls the constructor of a module with the keys of its config. The call raises a TypeError or
-    KeyError there, or where the module passes the keys on.
+    KeyError there, or where the module passes the keys on. A constructor may also reject their values.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     builders = [frame for frame in frames if frame.f_code.co_name == 'build_from_cfg']
@@ -140,14 +140,25 @@ def _describe_build_error(error: Exception) -> str | None:
     is_direct, variables = frames[-1] is builders[-1], builders[-1].f_locals
     text = str(error.args[0]) if error.args else ''
     if isinstance(error, KeyError):
-        is_unknown_type = is_direct and 'is not in the' in text
-        return f'unknown type {text.split(". ")[0]}' if is_unknown_type else None
+        if not is_direct or 'is not in the' not in text:
+            return None
+        known = getattr(variables.get('registry'), 'module_dict', {})
+        close = difflib.get_close_matches(str(variables.get('obj_type')), list(known), n=1)
+        return f'unknown type {text.split(". ")[0]}' + (f' (did you mean {close[0]!r}?)' if close else '')
     module = getattr(variables.get('obj_type'), '__name__', variables.get('obj_type'))
     key = re.search(r"got an unexpected keyword argument '(\w+)'", text)
     if key is not None and key[1] in variables.get('args', {}):
         return f'unknown key {key[1]!r} of {module}'
     missing = re.search(r'missing \d+ required .*: (.*)', text)
-    return f'{module} lacks {missing[1]}' if missing is not None and is_direct else None
+    if missing is not None and is_direct:
+        return f'{module} lacks {missing[1]}'
+    # All calls from the builder on are constructors: the last one has rejected its arguments.
+    calls = [frame.f_code.co_name for frame in frames[frames.index(builders[-1]) + 1 :]]
+    # A TypeError may as well be a defect of the constructor.
+    if isinstance(error, TypeError) or not calls or set(calls) != {'__init__'}:
+        return None
+    given = ', '.join(f'{key}={value!r}' for key, value in variables.get('args', {}).items())
+    return f'{module}: {" ".join(text.split()) or f"does not accept {given}"}'
 
 
 def _exit_with_error(message: str) -> NoReturn:

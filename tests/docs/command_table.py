@@ -84,6 +84,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     'python tools/train.py CONFIG --replay *': (
         'tests/engine/hooks/test_nonfinite.py::test_replay_names_non_finite_weights',
     ),
+    'python tools/train.py CONFIG --epochs 2 --batch-size 20 --workers 0 --lr 1e-3 --seed 3': (
+        'tests/engine/hooks/test_summary.py::test_one_screen_before_the_first_step',
+    ),
     'python tools/train.py CONFIG --cfg-options *=*': (
         f'{TOOLS}::test_two_processes_train_and_write_all_logs',
     ),

@@ -279,6 +279,11 @@ class Toy:
         self.size = take(**options)
         if size == 0:
             torch.zeros(1, wrong=2)
+        if size < 0:
+            raise ValueError(f'size is {size},\nmust be positive')
+        if size == 9:
+            # As a plain assert, whose text pytest would change.
+            raise AssertionError
 
 
 def take(colour: int = 0) -> int:
@@ -291,6 +296,8 @@ def take(colour: int = 0) -> int:
         ({'type': 'Toy', 'size': 1, 'color': 2}, "error: unknown key 'color' of Toy"),
         ({'type': 'Toy'}, "error: Toy lacks 'size'"),
         ({'type': 'Tow'}, 'error: unknown type Tow is not in the'),
+        ({'type': 'Toy', 'size': -1}, 'error: Toy: size is -1, must be positive'),
+        ({'type': 'Toy', 'size': 9}, 'error: Toy: does not accept size=9'),
     ],
 )
 def test_errors_of_the_builder_are_reported_in_one_line(

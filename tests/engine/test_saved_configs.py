@@ -116,7 +116,7 @@ def test_a_saved_config_can_be_tested_resumed_and_trained_again(
 
     again = run_tool('tools/train.py', saved, '--work-dir', tmp_path / 'again')
     assert again.returncode == 0, again.stderr[-2000:]
-    assert 'resume' not in again.stdout
+    assert 'resume: ' not in again.stdout
     assert (tmp_path / 'again' / f'{unit}_2.pth').is_file()
     assert again.stdout.count('NonFiniteLossHook') == resumed.stdout.count('NonFiniteLossHook')
 

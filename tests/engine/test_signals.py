@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 before and during training, each test in a small process without torch."""
+"""SIGTERM, SIGUSR1 and Ctrl-C before and during training, each test in a small process without torch."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inline.engine.signals import EXIT_PREEMPTED
+from inline.engine.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED, REPEAT_SECONDS
 from tests.conftest import ROOT
 
 LISTEN = 'from inline.engine.signals import stop_request\nstop_request.listen()\n'
@@ -37,14 +37,23 @@ def pending(pid: int) -> int:
     return int(status.split('ShdPnd:')[1].split()[0], 16)
 
 
-@pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGUSR1])
-def test_signal_before_training_ends_the_process_even_inside_compiled_code(signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ('signum', 'name', 'code'),
+    [
+        (signal.SIGTERM, 'SIGTERM', EXIT_PREEMPTED),
+        (signal.SIGUSR1, 'SIGUSR1', EXIT_PREEMPTED),
+        (signal.SIGINT, 'Ctrl-C', EXIT_INTERRUPTED),
+    ],
+)
+def test_signal_before_training_ends_the_process_even_inside_compiled_code(
+    signum: signal.Signals, name: str, code: int
+) -> None:
     # The hash runs for minutes and releases the GIL, like a collective that waits for other ranks.
     process = start('import hashlib; print("ready", flush=True); hashlib.pbkdf2_hmac("md5", b"", b"", 10**9)')
     process.send_signal(signum)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == EXIT_PREEMPTED
-    assert err == f'stopped by {signum.name} before training began: nothing to save\n'
+    assert process.returncode == code
+    assert err == f'stopped by {name} before training began: nothing to save\n'
 
 
 def test_only_rank_0_prints_the_message() -> None:
@@ -96,6 +105,31 @@ def test_first_signal_during_training_is_recorded() -> None:
     assert process.wait(timeout=120) == 0
 
 
+def test_second_ctrl_c_ends_the_process_at_once() -> None:
+    """The first two come together, as from a launcher that forwards what the terminal sends to all."""
+    process = start(
+        'import time\n'
+        'stop_request.exit_immediately = False\n'
+        'print("ready", flush=True)\n'
+        'while not stop_request.signum: time.sleep(0.01)\n'
+        'print("noted", flush=True)\n'
+        'time.sleep(300)\n'
+    )
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == 'noted\n'
+    process.send_signal(signal.SIGINT)
+    time.sleep(2 * REPEAT_SECONDS)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert err.splitlines() == [
+        'saving a checkpoint after this step; press Ctrl-C again to exit without it',
+        'stopped by a second Ctrl-C: --resume continues from the last checkpoint',
+    ]
+
+
 def test_signal_during_interpreter_shutdown_does_not_change_the_exit_code() -> None:
     """The interpreter drops Python's handlers early in its shutdown, which takes a second here."""
     process = start(
@@ -134,7 +168,7 @@ def test_forked_worker_exits_only_on_signals_of_its_parent() -> None:
     )
     assert process.stdout is not None
     worker = int(process.stdout.readline())
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
         os.kill(worker, signum)
         # A signal is lost while the same signal is pending.
         while pending(worker):

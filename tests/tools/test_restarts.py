@@ -69,7 +69,7 @@ class Launcher:
         self.log = log
         self.pids: list[int] = []
         self.process = subprocess.Popen(
-            ['bash', 'tools/dist_train.sh', CONFIG, *arguments],
+            ['bash', 'tools/dist_train.sh', Path(CONFIG).stem, *arguments],
             cwd=ROOT,
             env={**os.environ, 'PYTHON': sys.executable, **env},
             stdout=log.open('w'),
@@ -115,18 +115,18 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
 def test_run_survives_a_killed_worker_and_saves_when_it_is_stopped(
     launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
 ) -> None:
-    """Kill a worker, stop the restarted run with SIGTERM, resume with one process, kill the launcher."""
+    """Kill a worker, stop the restarted run with Ctrl-C, resume with one process, kill the launcher."""
     work_dir = tmp_path / 'run'
     flags = options(digit_scenes, work_dir)
     launcher = launch(['2', *flags], 'log', PORT=free_port())
     launcher.wait_for((work_dir / 'iter_10.pth').exists)
     os.kill(launcher.workers()[1], signal.SIGKILL)
     launcher.wait_for(lambda: count_logged_lines(work_dir, start=1) > 3)
-    launcher.process.send_signal(signal.SIGTERM)
+    launcher.process.send_signal(signal.SIGINT)
     assert launcher.process.wait(timeout=1200) == EXIT_PREEMPTED, launcher.output()
     _, message, output = launcher.output().partition('rank 1 was killed by SIGKILL: restarting all workers')
     assert message
-    assert output.count('stopped by SIGTERM after step') == 1
+    assert output.count('stopped by Ctrl-C after step') == 1
     assert 'Traceback' not in output
     assert (work_dir / PREEMPTED_NAME).is_file()
     # One process with batch size 4 trains on the same batches as two ranks with batch size 2.

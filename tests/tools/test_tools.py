@@ -210,8 +210,8 @@ def test_help_does_not_import_torch(tool: str) -> None:
 INVALID = {
     'missing config': (['tools/train.py', 'nowhere.py'], "config 'nowhere.py' does not exist"),
     'config name': (
-        ['tools/train.py', 'inline-pvt-micro_digits'],
-        'such as one in configs/ (names without a path are for predict, export and serve)',
+        ['tools/train.py', 'inline-pvt-mikro_digits'],
+        "config 'inline-pvt-mikro_digits' does not exist: did you mean inline-pvt-",
     ),
     'missing data': (
         [
@@ -278,8 +278,8 @@ INVALID = {
         "checkpoint 'gone.pth' does not exist",
     ),
     'slurm missing config': (
-        ['tools/slurm_train.sh', 'part', 'job', 'nowhere.py', 'out'],
-        "config 'nowhere.py' does not exist",
+        ['tools/slurm_train.sh', 'part', 'job', 'inline-pvt-mikro_digits', 'out'],
+        "config 'inline-pvt-mikro_digits' does not exist: did you mean inline-pvt-",
     ),
 }
 

@@ -7,4 +7,5 @@ default_hooks = dict(
     data_validation=dict(type='inline.DataValidationHook'),
     nonfinite_loss=dict(type='inline.NonFiniteLossHook'),
     preemption=dict(type='inline.PreemptionHook'),
+    summary=dict(type='inline.SummaryHook'),
 )

@@ -12,5 +12,6 @@ default_hooks = dict(
     data_validation=dict(type='inline.DataValidationHook'),
     nonfinite_loss=dict(type='inline.NonFiniteLossHook'),
     preemption=dict(type='inline.PreemptionHook'),
+    summary=dict(type='inline.SummaryHook'),
     visualization=dict(type='SegVisualizationHook'),
 )

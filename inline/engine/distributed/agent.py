@@ -10,8 +10,8 @@ It accepts torchrun's arguments. Why torchrun itself is not enough (tried with t
 - Each of these prints a traceback of 30 to 60 lines.
 
 Exit codes: 0 finished, 75 stopped by a signal (also Ctrl-C) and saved, 2 user error, 1 a worker failed more
-often than ``--max-restarts`` allows, 128 + n ended by signal n without a checkpoint: 130 after a second Ctrl-C,
-or after one before training began.
+often than ``--max-restarts`` allows, 128 + n ended by signal n without a checkpoint: 130 after a second
+Ctrl-C, or after one before training began.
 """
 
 import argparse

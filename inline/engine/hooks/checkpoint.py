@@ -18,7 +18,7 @@ from inline.engine.loops import ResumableEpochTrainLoop
 from inline.engine.resume import RUN_ID, StartedRun
 from inline.engine.training_state import check_training_state
 from inline.registry import HOOKS
-from inline.utils.arguments import format_value
+from inline.utils.arguments import format_value, hint
 from inline.utils.atomic import atomic_write, remove_temporary_files
 from inline.utils.errors import UserError
 
@@ -177,6 +177,12 @@ class AtomicCheckpointHook(CheckpointHook):
     def _save_best_checkpoint(self, runner: Runner, metrics: dict[str, float]) -> None:
         if not self.save_best:
             return
+        for name in self.key_indicators if metrics else ():
+            if name not in (*metrics, 'auto'):
+                raise UserError(
+                    f'save_best {name!r} of the checkpoint hook: the validation has no such metric, '
+                    f'it gives {", ".join(metrics)}{hint(name, metrics)}'
+                )
         hub = runner.message_hub
         old = self._best_paths()
         previous = {key: value for key, value in hub.runtime_info.items() if 'best_' in key}

@@ -21,6 +21,7 @@ from inline.datasets.validation.skip_unreadable import (
     skip_unreadable,
 )
 from inline.engine.distributed.setup import raise_on_all_ranks
+from inline.engine.terminal import FILE_ONLY
 from inline.registry import HOOKS
 
 
@@ -46,7 +47,7 @@ class DataValidationHook(Hook):
         # This synchronizes the ranks: none may load data before the lists of an earlier run are deleted.
         with raise_on_all_ranks():
             clear_skipped(self.folder)
-        for i, dataset in enumerate(_built_datasets(runner.train_dataloader.dataset)):
+        for i, dataset in enumerate(built_datasets(runner.train_dataloader.dataset)):
             skip_unreadable(dataset, self.folder, f'dataset_{i}', self.max_skipped)
 
     def after_train_iter(
@@ -63,7 +64,8 @@ class DataValidationHook(Hook):
         self._report_new(runner)
 
     def after_train(self, runner: Runner) -> None:
-        runner.logger.info(format_skipped(read_skipped(self.folder)))
+        # The summary at the end of the run has the number.
+        runner.logger.info(format_skipped(read_skipped(self.folder)), extra=FILE_ONLY)
 
     def _report_new(self, runner: Runner) -> None:
         skipped = read_skipped(self.folder) if is_main_process() else []
@@ -72,11 +74,11 @@ class DataValidationHook(Hook):
             runner.logger.warning(format_skipped(skipped))
 
 
-def _built_datasets(dataset: Any) -> Iterator[BaseDataset]:
+def built_datasets(dataset: Any) -> Iterator[BaseDataset]:
     """Yield the datasets inside wrappers such as RepeatDataset and ConcatDataset."""
     inner = getattr(dataset, 'datasets', None) or getattr(dataset, 'dataset', None)
     if inner is not None:
         for child in inner if isinstance(inner, list) else [inner]:
-            yield from _built_datasets(child)
+            yield from built_datasets(child)
     elif isinstance(dataset, BaseDataset):
         yield dataset

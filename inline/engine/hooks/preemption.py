@@ -4,6 +4,7 @@ A run that its launcher restarts continues from its newest checkpoint: see :mod:
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from inline.engine.distributed.setup import raise_on_all_ranks
 from inline.engine.hooks.checkpoint import average_buffers
+from inline.engine.hooks.summary import resume_command
 from inline.engine.resume import PREEMPTED_NAME
 from inline.engine.signals import EXIT_PREEMPTED, mark_preempted, signal_name, stop_request
 from inline.registry import HOOKS
@@ -93,7 +95,7 @@ class PreemptionHook(Hook):
             ) from error
         # A launcher may end all ranks when the first one exits: wait until the file is complete.
         barrier()
-        runner.logger.info(f'{stopped}: continue with --resume from {path}')
+        runner.logger.info(f'{stopped}, saved to {path}; continue with: {resume_command(sys.argv)}')
         stop_request.ignore_signals()
         raise SystemExit(exit_code())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inline.engine.distributed import agent
-from inline.engine.signals import EXIT_PREEMPTED, LAUNCHER_ENV, RESTARTED_ENV
+from inline.engine.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED, LAUNCHER_ENV, RESTARTED_ENV
 from inline.utils.errors import exit_on_user_error
 from inline.utils.processes import find_process
 from tests.conftest import free_port
@@ -31,6 +31,7 @@ WAIT = """
 stop = lambda *_: (time.sleep(0.2), os._exit(int(sys.argv[2])))
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGUSR1, stop)
+signal.signal(signal.SIGINT, stop)
 (folder / f'ready{rank}').touch()
 time.sleep(300)
 """
@@ -92,7 +93,7 @@ class Launched:
         return sorted((self.folder / 'starts').read_text().splitlines())
 
 
-@pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_signal_is_forwarded_to_the_workers_and_their_exit_is_not_a_failure(
     signum: signal.Signals, tmp_path: Path
 ) -> None:
@@ -101,6 +102,15 @@ def test_signal_is_forwarded_to_the_workers_and_their_exit_is_not_a_failure(
     os.kill(launched.process, signum)
     os.kill(launched.process, signum)
     assert launched.code() == EXIT_PREEMPTED
+    assert launched.starts() == ['0 0', '1 0']
+    assert launched.errors() == ''
+
+
+def test_workers_that_leave_after_ctrl_c_are_neither_restarted_nor_reported(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, START + WAIT, str(EXIT_INTERRUPTED))
+    launched.wait_for_workers()
+    os.kill(launched.process, signal.SIGINT)
+    assert launched.code() == EXIT_INTERRUPTED
     assert launched.starts() == ['0 0', '1 0']
     assert launched.errors() == ''
 
