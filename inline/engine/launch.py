@@ -12,10 +12,10 @@ The files that a training runs through before the first image is loaded, in this
 
 MMEngine's runner then builds what the config names: our loops are in ``engine/loops.py``, our hooks in
 ``engine/hooks/``. A config with ``custom_data`` is completed by ``datasets/custom/``. Flags such as
-``--img-size`` and ``--epochs`` are mapped to keys by ``engine/shorthands.py`` and ``engine/schedule.py``. Three
-files only act when something goes wrong: ``engine/work_dir_lock.py`` refuses a second training in the work
-directory, ``datasets/read_watch.py`` reports a read that hangs, and ``engine/hooks/full_disk.py`` handles a full
-disk.
+``--img-size`` and ``--epochs`` are mapped to keys by ``engine/shorthands.py`` and ``engine/schedule.py``.
+Three files only act when something goes wrong: ``engine/work_dir_lock.py`` refuses a second run in the work
+directory, ``datasets/read_watch.py`` reports a read that hangs, and ``engine/hooks/full_disk.py`` handles a
+full disk.
 """
 
 import argparse

@@ -66,8 +66,9 @@ class TerminalFilter(logging.Filter):
             return not (message.startswith(_NOISE) or message in reports)
         if record.module == 'logger_hook':
             return message.startswith(('Iter(', 'Epoch('))
-        if record.module == 'checkpoint_hook':
-            return message.startswith('The best checkpoint')
+        # The first steps of a compiled model take minutes.
+        if message.startswith(('The best checkpoint', 'Model has been "compiled"')):
+            return True
         is_table = record.module.endswith('metric') or record.funcName == 'print_log'
         return record.pathname.startswith(_PACKAGE) or (self.with_tables and is_table)
 

@@ -67,7 +67,7 @@ def run_args(config: Path, folder: Path, **given: Any) -> argparse.Namespace:
         'config': str(config), 'cfg_options': {}, 'launcher': 'none', 'local_rank': 0, 'amp': False,
         'work_dir': str(folder / 'work'), 'data_root': None, 'resume': None, 'pretrained': None,
         'no_validate': True, 'auto_scale_lr': False, 'trust_checkpoint': False, 'tta': False, 'out': None,
-        'show_dir': None,
+        'show_dir': None, 'allow_other_classes': False, 'verbose': False, 'epochs': None,
     }  # fmt: skip
     return argparse.Namespace(**{**defaults, **given})
 
@@ -113,7 +113,7 @@ def predict(config: Path, source: str, folder: Path) -> None:
         argparse.Namespace(
             config=str(config), checkpoint=source, inputs=[str(folder / 'image.png')], out=folder / 'out',
             device='cpu', batch_size=1, score_thr=None, top_k=None, tile=None, overlap=0, full_size=False,
-            skip_bad=False, overwrite=True, trust_checkpoint=False,
+            skip_bad=False, overwrite=True, trust_checkpoint=False, allow_other_classes=False,
         )
     )  # fmt: skip
 

@@ -66,6 +66,8 @@ def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
     cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
     cfg.param_scheduler = []
     cfg.custom_hooks = []
+    # With some seeds stochastic depth skips a block in both steps.
+    cfg.randomness = {'seed': 0}
     cfg.default_hooks.logger = {'type': 'LoggerHook', 'interval': 1, 'log_metric_by_epoch': False}
     cfg.default_hooks.checkpoint = {
         'type': 'CheckpointHook',

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mmengine.config import Config
@@ -32,14 +31,14 @@ def stop_process() -> None:
 def hang_at(image: Path, hang: Callable[[], None]) -> None:
     """Let the reading of one image hang, in a process like that of tools/train.py."""
     end_with_launcher()
-    read = loading.fileio.get
+    read = loading.read_file
 
-    def get(path: str, **options: Any) -> bytes:
+    def read_file(path: str) -> bytes:
         if path.endswith(image.name):
             hang()
-        return read(path, **options)
+        return read(path)
 
-    loading.fileio.get = get
+    loading.read_file = read_file
 
 
 @pytest.mark.slow

@@ -199,6 +199,8 @@ class Runs:
             amp=False,
             no_validate=False,
             auto_scale_lr=False,
+            epochs=None,
+            verbose=False,
         )
 
 

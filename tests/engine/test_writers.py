@@ -50,7 +50,7 @@ def test_only_rank_zero_writes(digit_scenes: Path, tmp_path: Path) -> None:
     def training() -> None:
         os.chdir(tmp_path / os.environ['RANK'])
         args = arguments(digit_scenes)
-        args.resume = args.pretrained = None
+        args.resume = args.pretrained = args.epochs = None
         args.amp = args.no_validate = args.auto_scale_lr = False
         launch.train(args)
 
@@ -58,7 +58,8 @@ def test_only_rank_zero_writes(digit_scenes: Path, tmp_path: Path) -> None:
         os.chdir(tmp_path / os.environ['RANK'])
         args = arguments(digit_scenes)
         args.checkpoint = str(tmp_path / '0' / 'work' / 'iter_2.pth')
-        args.out, args.show_dir, args.tta = 'out/predictions.pkl', 'drawn', False
+        args.out, args.show_dir = 'out/predictions.pkl', 'drawn'
+        args.tta = args.allow_other_classes = False
         launch.test(args)
 
     run_ranks(2, training, tmp_path / 'trained')
