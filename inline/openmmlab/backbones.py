@@ -104,8 +104,9 @@ def load_pretrained(backbone: nn.Module, source: str, prefix: str = 'backbone.')
 
 def log_load_report(line: str, is_expected: bool) -> None:
     """Log a line about loaded weights, as a warning if it is not as expected, and keep it for summaries."""
-    hub = MessageHub.get_current_instance()
-    hub.update_info(LOAD_REPORTS, [*hub.runtime_info.get(LOAD_REPORTS, []), line], resumed=False)
+    # Not with `update_info`, which would list the key in checkpoints.
+    infos = MessageHub.get_current_instance().runtime_info
+    infos[LOAD_REPORTS] = [*infos.get(LOAD_REPORTS, []), line]
     print_log(line, logger='current', level=logging.INFO if is_expected else logging.WARNING)
 
 

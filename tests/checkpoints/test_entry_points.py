@@ -93,7 +93,7 @@ def run_training(config: Path, folder: Path, **given: Any) -> Weights:
 def run_test(config: Path, source: str, folder: Path) -> Weights:
     """Start tools/test.py and return the weights that would be tested."""
     with mock.patch.object(Runner, 'test', autospec=True) as test:
-        launch.test(run_args(config, folder, checkpoint=source))
+        launch.test(run_args(config, folder, checkpoint=source, allow_other_classes=True))
     return test.call_args.args[0].model.state_dict()
 
 

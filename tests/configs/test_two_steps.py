@@ -45,7 +45,7 @@ def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
     cfg.model.backbone.drop_path_rate = 0.0
     set_data_root(cfg, root)
     # Whether the coarsest level gets a gradient depends on the sampled anchors.
-    cfg.randomness = {'seed': 0}
+    cfg.randomness = {'seed': 1}
     cfg.work_dir = str(work_dir)
     cfg.launcher = 'none'
     for _, step in walk_dicts(cfg.train_dataloader.dataset.pipeline):
@@ -66,8 +66,8 @@ def shrink(cfg: Config, root: Path, work_dir: Path) -> None:
     cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
     cfg.param_scheduler = []
     cfg.custom_hooks = []
-    # With some seeds stochastic depth skips a block in both steps.
-    cfg.randomness = {'seed': 0}
+    # With some seeds the coarsest level of a detector gets no sample, and its blocks get no gradient.
+    cfg.randomness = {'seed': 1}
     cfg.default_hooks.logger = {'type': 'LoggerHook', 'interval': 1, 'log_metric_by_epoch': False}
     cfg.default_hooks.checkpoint = {
         'type': 'CheckpointHook',

@@ -19,7 +19,18 @@ from types import TracebackType
 from tests.conftest import ROOT, free_port
 
 NODES = ('node1', 'node2', 'node3', 'node4')
-PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'scancel', 'scontrol', 'squeue', 'setpriv')
+PROGRAMS = (
+    'munged',
+    'slurmctld',
+    'slurmd',
+    'srun',
+    'sbatch',
+    'scancel',
+    'scontrol',
+    'squeue',
+    'sinfo',
+    'setpriv',
+)
 # Time for anything that a scenario waits for. Only a failure takes that long.
 PATIENCE = 600
 # Daemons are in folders that a user's PATH may lack.

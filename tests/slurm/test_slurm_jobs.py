@@ -53,8 +53,8 @@ def test_time_limit_then_cancel(job: Facts) -> None:
     assert job['requeues'] == 1
     # Nothing is lost or repeated, and the cancelled job has saved, too. The folder's name has a % sign.
     assert job['steps'] == [ALL_STEPS[:6], ALL_STEPS[6:9]]
-    assert 'stopped by SIGUSR1 after step 6: continue with --resume from' in job['output']
-    assert 'stopped by SIGTERM after step 9: continue with --resume from' in job['output']
+    assert 'stopped by SIGUSR1 after step 6, saved to ' in job['output']
+    assert 'stopped by SIGTERM after step 9, saved to ' in job['output']
     assert job['output'].count('is queued again') == 1
     assert job['saved']
 

@@ -72,7 +72,7 @@ def test_rows_are_trained_once_tested_and_compared(digit_scenes: Path, tmp_path:
     (tmp_path / 'digits.csv').unlink()
     resumed = run_tool(*words(tmp_path, digit_scenes.parent, 4, '--train', *row))
     assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert 'resumed epoch' in resumed.stdout + resumed.stderr
+    assert f'resume: from {folder / "iter_2.pth"}' in resumed.stdout
     (line,) = read(tmp_path)
     assert {**line, 'commit': ''} == {**lines[0], 'commit': ''}
 

@@ -60,8 +60,8 @@ class SummaryHook(Hook):
     def _update_metric(self, runner: Runner, metrics: dict[str, float]) -> None:
         found = read_metric(runner, metrics)
         text = '' if found is None else f'{found[0]}: {found[1]:.4g} (best {found[2]:.4g})'
-        # Not saved in checkpoints: it is computed from the history of the metric.
-        runner.message_hub.update_info(METRIC_INFO, text, resumed=False)
+        # Not with `update_info`, which would list the key in checkpoints: it is computed from the history.
+        runner.message_hub.runtime_info[METRIC_INFO] = text
 
 
 def describe_training(runner: Runner) -> dict[str, str]:

@@ -242,7 +242,7 @@ def test_a_url_in_an_event_is_not_fetched(server: Server) -> None:
     events = {event['id']: event for event in json.loads(config)['dependencies']}
     (event,) = [event for event in events.values() if len(event['outputs']) == 7]
     file = {'path': 'http://huggingface.co/a.png', 'meta': {'_type': 'gradio.FileData'}}
-    for i, data in enumerate(([file, 'mean of all'], [None, file])):
+    for i, data in enumerate(([file, 'mean of all', 0.3], [None, file, 0.3])):
         joined = {'data': data, 'fn_index': event['id'], 'session_hash': f'url{i}'}
         headers = {'Content-Type': 'application/json'}
         status, text = server.request('POST', '/gradio_api/queue/join', headers, json.dumps(joined).encode())

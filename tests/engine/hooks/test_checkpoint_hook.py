@@ -347,3 +347,9 @@ def test_checkpoint_of_a_different_model_is_refused(runner: FakeRunner) -> None:
     hook, runner._resume = make_hook(runner), True
     with pytest.raises(UserError, match=r'of a different model: 1 of 2 tensors match'):
         hook.after_load_checkpoint(runner, {'state_dict': {'weight': torch.zeros(1, 1)}})
+
+
+def test_a_metric_that_the_validation_does_not_give_is_reported_with_those_it_gives() -> None:
+    hook = AtomicCheckpointHook(save_best='accuracy', rule='greater')
+    with pytest.raises(UserError, match=r"^save_best 'accuracy' .* gives accuracy/top1, accuracy/top5 \(did"):
+        hook._save_best_checkpoint(None, {'accuracy/top1': 1.0, 'accuracy/top5': 2.0})

@@ -154,9 +154,9 @@ def test_the_terminal_shows_tables_of_a_test_and_never_what_is_printed_otherwise
 
 def test_lines_of_training_steps_end_with_the_metric() -> None:
     step = record('Iter(train) [1/2]  loss: 1.0', path='/mmengine/logger_hook.py')
-    hub = MessageHub.get_current_instance()
-    hub.update_info(METRIC_INFO, '', resumed=False)
+    infos = MessageHub.get_current_instance().runtime_info
+    infos[METRIC_INFO] = ''
     assert TerminalFormatter().format(step).endswith('Iter(train) [1/2]  loss: 1.0')
-    hub.update_info(METRIC_INFO, 'mIoU: 3 (best 4)', resumed=False)
+    infos[METRIC_INFO] = 'mIoU: 3 (best 4)'
     assert TerminalFormatter().format(step).endswith('loss: 1.0  mIoU: 3 (best 4)')
     assert TerminalFormatter().format(record('careful', logging.WARNING)).startswith('warning: ')
