@@ -43,8 +43,17 @@ files=$(cd "$work_dir" && pwd)/.slurm-${SLURM_JOB_ID:-$HOSTNAME-$$}
 export INLINE_PREEMPTED_FILE=$files.preempted
 
 is_running() { # whether this is a job that is neither cancelled nor at its end
-    [ -n "${SLURM_JOB_ID:-}" ] &&
-        [[ $'\n'$(squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %T')$'\n' = *$'\n'"$SLURM_JOB_ID RUNNING"$'\n'* ]]
+    local listed attempt
+    [ -n "${SLURM_JOB_ID:-}" ] || return 1
+    # A busy controller may not answer in time.
+    for attempt in 1 2 3; do
+        if listed=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %T'); then
+            [[ $'\n'$listed$'\n' = *$'\n'"$SLURM_JOB_ID RUNNING"$'\n'* ]]
+            return
+        fi
+        [ "$attempt" = 3 ] || sleep 2
+    done
+    return 1
 }
 
 finish() { # CODE [MESSAGE of an error]
