@@ -1,4 +1,4 @@
-"""One run per format of custom data, through the tools: train two steps, test, predict."""
+"""One run per format of custom data: train two steps, test and predict with the tools, results in Python."""
 
 import json
 import runpy
@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from inline import InLineModel
+from inline.apis.results import Prediction
 from tests.conftest import ROOT
 from tests.datasets.custom import made
 
@@ -136,4 +139,24 @@ def test_train_test_and_predict(name: str, tmp_path: Path, run_here: Callable[..
     image = next(path for path in before if path.suffix in ('.jpg', '.png'))
     run_here('tools/predict.py', saved, checkpoint, image, '--out', tmp_path / 'out')
     assert json.loads((tmp_path / 'out' / 'predictions.json').read_text())
+    check_results(InLineModel(saved, checkpoint)(image)[0], case.classes)
     assert sorted(data.rglob('*')) == before
+
+
+def check_results(result: Prediction, classes: tuple[str, ...]) -> None:
+    """Check that the arrays and the JSON of a prediction have the classes of the data."""
+    assert tuple(result.names) == classes
+    if result.boxes is not None:
+        assert result.boxes.shape == (3, 4)
+        assert result.scores.shape == result.labels.shape == (3,)
+        used = {classes[label] for label in result.labels}
+    elif result.probs is not None:
+        assert result.probs.sum() == pytest.approx(1, abs=1e-5)
+        assert result.top1 == result.probs.argmax()
+        used = {classes[result.top1]}
+    else:
+        assert result.label_map.max() < len(classes)
+        used = {classes[label] for label in np.unique(result.label_map)}
+    text = result.to_json()
+    assert json.loads(text) == json.loads(json.dumps(result.to_dict()))
+    assert all(f'"{name}"' in text for name in used)
