@@ -23,7 +23,7 @@ claims: setup  ## test the paper's claims with two probes and five attention mec
 docs: setup  ## build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean
 
-test: lint  ## formatter, linter, type checker and all tests (10 minutes on 2 cores)
+test: lint  ## formatter, linter, type checker and all tests (9 minutes on 2 cores)
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 quick: lint  ## formatter, linter, type checker and unit tests: no training, no processes (90 seconds on 2 cores)
