@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ def apply_patches() -> None:
     import_yapf_without_cache()
     find_mmseg_configs()
     skip_metafile_search()
+    skip_multimodal_models()
     silence_debug_messages()
 
 
@@ -198,6 +200,23 @@ def skip_metafile_search() -> None:
         return str(search(package_path, name))
 
     config._get_external_cfg_path = find
+
+
+def skip_multimodal_models() -> None:
+    """Import mmpretrain without its language models, as if transformers were not installed.
+
+    Reason: they import functions that transformers 5 removed, and ``import mmpretrain.models`` fails with it.
+    With an older or no transformers nothing changes. Remove when mmpretrain's language models can be
+    imported with transformers 5.
+    """
+    try:
+        major = int(version('transformers').split('.')[0])
+    except PackageNotFoundError:
+        return
+    if major >= 5:
+        from mmpretrain.utils import dependency
+
+        dependency.WITH_MULTIMODAL = False
 
 
 def silence_debug_messages() -> None:
