@@ -19,6 +19,9 @@ from mmengine.registry import Registry, build_runner_from_cfg
 LAZY_MODULES = {
     'RetinaHead': 'inline.openmmlab.detection',
     'CrossEntropyLoss': 'inline.openmmlab.segmentation',
+    'Distiller': 'inline.openmmlab.distillation',
+    'LogitLoss': 'inline.openmmlab.distillation',
+    'StoredLogits': 'inline.openmmlab.distillation',
     'TinyImageNetBoxes': 'inline.datasets.tiny_imagenet_boxes',
 }
 
@@ -50,6 +53,7 @@ HOOKS = Registry(
     locations=[
         'inline.engine.hooks.data_validation',
         'inline.engine.hooks.checkpoint',
+        'inline.engine.hooks.fast_training',
         'inline.engine.hooks.nonfinite',
         'inline.engine.hooks.preemption',
         'inline.engine.hooks.summary',

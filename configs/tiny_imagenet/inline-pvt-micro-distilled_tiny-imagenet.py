@@ -1,0 +1,18 @@
+# The recipe of the weights that come with the package: distillation from stored logits of an ImageNet
+# classifier (tools/store_logits.py), images that grow from 40 to 64 pixels, a compiled backbone.
+_base_ = './inline-pvt-micro_tiny-imagenet.py'
+_student = _base_.model
+model = dict(
+    _delete_=True,
+    type='inline.Distiller',
+    student=_student,
+    teacher=dict(type='inline.StoredLogits', file='data/tiny-imagenet-200_logits.npy'),
+    losses=[dict(type='inline.LogitLoss', weight=0.8, temperature=2.0)],
+    label_weight=0.2,
+)
+# 800 batches of the same shape per epoch: another shape would compile the backbone again.
+train_dataloader = dict(batch_size=125)
+custom_hooks = [
+    dict(type='inline.ProgressiveResizeHook', sizes=[(0, 40), (0.3, 48), (0.6, 64)]),
+    dict(type='inline.CompileBackboneHook'),
+]

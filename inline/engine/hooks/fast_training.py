@@ -1,0 +1,75 @@
+"""Faster training of small networks: images that grow during training, and a compiled backbone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from torch import nn
+
+from inline.registry import HOOKS
+from inline.utils.errors import UserError
+
+
+@HOOKS.register_module()
+class ProgressiveResizeHook(Hook):
+    """Train on small images first: the batches are resized to a side that grows in steps.
+
+    Validation and testing keep the images of their pipelines.
+
+    Args:
+        sizes: Pairs (fraction of the training, side in pixels), in order. The first fraction is 0.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[float, int]]) -> None:
+        fractions = [fraction for fraction, _ in sizes]
+        if not sizes or fractions[0] != 0 or fractions != sorted(fractions) or fractions[-1] >= 1:
+            raise UserError(f'sizes={list(sizes)!r}: the fractions must start at 0, increase and stay below 1')
+        self.sizes = sizes
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:  # noqa: ARG002 (MMEngine's signature)
+        fraction = runner.iter / runner.max_iters
+        side = next(side for start, side in reversed(self.sizes) if start <= fraction)
+        images = data_batch['inputs']
+        if not isinstance(images, torch.Tensor):
+            raise UserError('ProgressiveResizeHook needs batches of images of one size, as in classification')
+        if images.shape[-2:] != (side, side):
+            # Antialiasing of uint8 images is exact to rounding and fast on a CPU.
+            data_batch['inputs'] = F.interpolate(images, (side, side), mode='bilinear', antialias=True)
+
+
+@HOOKS.register_module()
+class CompileBackboneHook(Hook):
+    """Compile the backbone for training with ``torch.compile``; validate in eager mode.
+
+    Every new shape of a batch compiles again, which takes a minute or two. Use a batch size that divides the
+    dataset, or drop the last batch.
+
+    Args:
+        options: Arguments of ``torch.compile``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = {'dynamic': False, **options}
+
+    def before_train(self, runner: Runner) -> None:
+        backbone(runner.model).compile(**self.options)
+
+    def before_val(self, runner: Runner) -> None:  # noqa: ARG002 (MMEngine's signature)
+        torch.compiler.set_stance('force_eager')
+
+    def after_val(self, runner: Runner) -> None:  # noqa: ARG002
+        torch.compiler.set_stance('default')
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """Return the backbone of a model of any toolbox, or of the student of a distiller."""
+    while is_model_wrapper(model):
+        model = model.module
+    model = getattr(model, 'student', model)
+    if not hasattr(model, 'backbone'):
+        raise UserError(f'{type(model).__name__} has no backbone to compile')
+    return model.backbone
