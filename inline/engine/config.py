@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.model import BaseModel
 from mmengine.registry import Registry
 from mmengine.runner import Runner
 from mmengine.utils import get_object_from_string
@@ -255,7 +256,9 @@ def check_component(node: Mapping[Any, Any]) -> None:
     check_names(arguments, known, 'argument', component.__name__)
     if not issubclass(component, torch.nn.Module):
         return
-    if any(base.__module__.split('.')[0] in TOOLBOXES for base in component.__mro__):
+    # A whole model builds its parts in the scope of the toolbox, which is not set yet.
+    is_whole_model = issubclass(component, BaseModel)
+    if is_whole_model or any(base.__module__.split('.')[0] in TOOLBOXES for base in component.__mro__):
         _check_toolbox_subclass(component, arguments, known)
     else:
         _check_backbone(component, arguments)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModel
+from mmengine.registry import MODELS as ALL_MODELS
 from torch import Tensor, nn
 
 from inline.registry import MODELS
@@ -51,15 +52,16 @@ class Distiller(BaseModel):
         super().__init__(init_cfg=init_cfg)
         if data_preprocessor is not None:
             student = {'data_preprocessor': data_preprocessor, **student}
-        self.student = MODELS.build(student)
+        # The root registry looks in the toolbox of the run.
+        self.student = ALL_MODELS.build(student)
         # The training step of BaseModel calls this one.
         self.data_preprocessor = self.student.data_preprocessor
-        teacher = MODELS.build(teacher) if isinstance(teacher, dict) else teacher
+        teacher = ALL_MODELS.build(teacher) if isinstance(teacher, dict) else teacher
         if isinstance(teacher, nn.Module):
             teacher.requires_grad_(False).eval()
         # In a tuple, the teacher is not a submodule: it stays out of checkpoints, optimizers and `train()`.
         self._teacher = (teacher,)
-        self.distillation_losses = nn.ModuleList(MODELS.build(loss) for loss in losses)
+        self.distillation_losses = nn.ModuleList(ALL_MODELS.build(loss) for loss in losses)
         self.label_weight = label_weight
 
     def forward(self, inputs: Tensor, data_samples: Any = None, mode: str = 'tensor') -> Any:
@@ -137,7 +139,8 @@ class StoredLogits(nn.Module):
             raise UserError(f'teacher logits {str(file)!r} cannot be read: {error}') from error
         if self.logits.ndim != 3 or self.logits.shape[0] not in (1, 2):
             raise UserError(
-                f'teacher logits {str(file)!r} have shape {self.logits.shape}: must be (1 or 2 views, images, classes)'
+                f'teacher logits {str(file)!r} have shape {self.logits.shape}: '
+                'must be (1 or 2 views, images, classes)'
             )
 
     def forward(self, inputs: Tensor, data_samples: Sequence[Any]) -> Tensor:
@@ -146,7 +149,11 @@ class StoredLogits(nn.Module):
         index = np.array([sample.metainfo['sample_idx'] for sample in data_samples])
         flipped = np.array([bool(sample.metainfo.get('flip')) for sample in data_samples])
         if index.max() >= images:
-            raise UserError(f'sample {index.max()} has no teacher logits: they were stored for {images} images')
+            raise UserError(
+                f'sample {index.max()} has no teacher logits: they were stored for {images} images'
+            )
         if flipped.any() and views == 1:
-            raise UserError('an image is flipped, but the stored teacher logits have no view of flipped images')
+            raise UserError(
+                'an image is flipped, but the stored teacher logits have no view of flipped images'
+            )
         return torch.from_numpy(self.logits[flipped.astype(int), index].astype(np.float32)).to(inputs.device)

@@ -27,18 +27,22 @@ class ProgressiveResizeHook(Hook):
     def __init__(self, sizes: Sequence[tuple[float, int]]) -> None:
         fractions = [fraction for fraction, _ in sizes]
         if not sizes or fractions[0] != 0 or fractions != sorted(fractions) or fractions[-1] >= 1:
-            raise UserError(f'sizes={list(sizes)!r}: the fractions must start at 0, increase and stay below 1')
+            raise UserError(
+                f'sizes={list(sizes)!r}: the fractions must start at 0, increase and stay below 1'
+            )
         self.sizes = sizes
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:  # noqa: ARG002 (MMEngine's signature)
         fraction = runner.iter / runner.max_iters
         side = next(side for start, side in reversed(self.sizes) if start <= fraction)
-        images = data_batch['inputs']
-        if not isinstance(images, torch.Tensor):
-            raise UserError('ProgressiveResizeHook needs batches of images of one size, as in classification')
+        shapes = {tuple(image.shape) for image in data_batch['inputs']}
+        if len(shapes) != 1:
+            raise UserError(f'ProgressiveResizeHook needs images of one shape, not {sorted(shapes)}')
+        images = torch.stack(tuple(data_batch['inputs']))
         if images.shape[-2:] != (side, side):
             # Antialiasing of uint8 images is exact to rounding and fast on a CPU.
-            data_batch['inputs'] = F.interpolate(images, (side, side), mode='bilinear', antialias=True)
+            images = F.interpolate(images, (side, side), mode='bilinear', antialias=True)
+        data_batch['inputs'] = images
 
 
 @HOOKS.register_module()
@@ -56,7 +60,7 @@ class CompileBackboneHook(Hook):
         self.options = {'dynamic': False, **options}
 
     def before_train(self, runner: Runner) -> None:
-        backbone(runner.model).compile(**self.options)
+        find_backbone(runner.model).compile(**self.options)
 
     def before_val(self, runner: Runner) -> None:  # noqa: ARG002 (MMEngine's signature)
         torch.compiler.set_stance('force_eager')
@@ -65,7 +69,7 @@ class CompileBackboneHook(Hook):
         torch.compiler.set_stance('default')
 
 
-def backbone(model: nn.Module) -> nn.Module:
+def find_backbone(model: Any) -> nn.Module:
     """Return the backbone of a model of any toolbox, or of the student of a distiller."""
     while is_model_wrapper(model):
         model = model.module
