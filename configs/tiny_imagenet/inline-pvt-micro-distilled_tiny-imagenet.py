@@ -11,8 +11,9 @@ model = dict(
     label_weight=0.2,
 )
 # 800 batches of the same shape per epoch: another shape would compile the backbone again.
-train_dataloader = dict(batch_size=125)
+train_dataloader = dict(batch_size=125, num_workers=2)
+train_cfg = dict(max_epochs=22, val_interval=2)
 custom_hooks = [
-    dict(type='inline.ProgressiveResizeHook', sizes=[(0, 40), (0.3, 48), (0.6, 64)]),
+    dict(type='inline.ProgressiveResizeHook', sizes=[(0, 40), (0.35, 48), (0.7, 64)]),
     dict(type='inline.CompileBackboneHook'),
 ]
