@@ -20,7 +20,9 @@ LAZY_MODULES = {
     'RetinaHead': 'inline.openmmlab.detection',
     'CrossEntropyLoss': 'inline.openmmlab.segmentation',
     'Distiller': 'inline.openmmlab.distillation',
+    'FeatureLoss': 'inline.openmmlab.distillation',
     'LogitLoss': 'inline.openmmlab.distillation',
+    'MixerLoss': 'inline.openmmlab.distillation',
     'StoredLogits': 'inline.openmmlab.distillation',
     'TinyImageNetBoxes': 'inline.datasets.tiny_imagenet_boxes',
 }

@@ -1,19 +1,31 @@
-"""Knowledge distillation: a student learns from the outputs of a fixed teacher.
+"""Knowledge distillation: a student learns from a fixed teacher.
 
-A config describes both as data::
+A config describes both, and the losses, as data::
 
     model = dict(
         type='inline.Distiller',
         student=dict(type='ImageClassifier', ...),
-        teacher=dict(type='inline.StoredLogits', file='teacher_logits.npy'),
-        losses=[dict(type='inline.LogitLoss', weight=0.7, temperature=1.0)],
+        teacher=dict(type='ImageClassifier', ...),
+        teacher_checkpoint='softmax.pth',
+        losses=[dict(type='inline.LogitLoss', weight=0.8, temperature=2.0)],
+        label_weight=0.2,
     )
+
+=================  ====================================================  ===============================
+loss               compares                                              models
+=================  ====================================================  ===============================
+``LogitLoss``      class probabilities                                   classifiers
+``FeatureLoss``    feature maps of the backbones                         any, with features of one shape
+``MixerLoss``      each replaced token mixer with the teacher's, on the  any, with our backbones
+                   teacher's activations
+=================  ====================================================  ===============================
 
 Checkpoints hold the student alone, under the names that it has without a teacher: they are tested, exported
 and fine-tuned with the student's own config.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +36,42 @@ from mmengine.model import BaseModel
 from mmengine.registry import MODELS as ALL_MODELS
 from torch import Tensor, nn
 
+from inline.checkpoints import load_complete_state_dict, load_partial_state_dict, read_checkpoint
+from inline.models.mixers import AttentionMixer
 from inline.registry import MODELS
 from inline.utils.errors import UserError
 
 
+class Recording:
+    """What one training step of student and teacher computed, for the distillation losses.
+
+    Attributes:
+        student_logits, teacher_logits: (B, classes), of classifiers.
+        student_features, teacher_features: Feature maps of the backbones, each (B, C, H, W).
+        mixer_pairs: Output of each replaced mixer of the student and of the teacher, for the same input.
+    """
+
+    student_logits: Tensor
+    teacher_logits: Tensor
+    student_features: tuple[Tensor, ...]
+    teacher_features: tuple[Tensor, ...]
+    mixer_pairs: list[tuple[Tensor, Tensor]]
+
+
 @MODELS.register_module()
 class Distiller(BaseModel):
-    """Trains a classifier on its labels and on the outputs of a teacher.
+    """Trains a model on its labels and on the outputs of a teacher.
 
     Args:
-        student: Config of an mmpretrain classifier. Its data preprocessor normalises the images.
+        student: Config of a model of mmpretrain, mmdet or mmseg. Its data preprocessor is used.
         teacher: Config of the teacher, or a callable: ``teacher(inputs, data_samples)`` returns logits
             (B, classes). A module is set to evaluation mode, gets no gradients and is not saved.
-        losses: Configs of the distillation losses, such as :class:`LogitLoss`.
-        label_weight: Weight of the losses of the student's own head.
+        losses: Configs of the distillation losses.
+        label_weight: Weight of the student's own losses; 0 omits them.
+        teacher_checkpoint: Weights of the teacher.
+        teacher_mean, teacher_std: Normalisation of the teacher, if it is not that of the student.
+        from_teacher: Start from the teacher's weights, where names and shapes match.
+        train_only: ``'mixers'`` to train only the token mixers that differ from the teacher's.
     """
 
     def __init__(
@@ -46,6 +80,11 @@ class Distiller(BaseModel):
         teacher: Any,
         losses: Sequence[dict[str, Any]],
         label_weight: float = 1.0,
+        teacher_checkpoint: str | None = None,
+        teacher_mean: Sequence[float] | None = None,
+        teacher_std: Sequence[float] | None = None,
+        from_teacher: bool = False,
+        train_only: str | None = None,
         data_preprocessor: dict[str, Any] | None = None,
         init_cfg: Any = None,
     ) -> None:
@@ -59,25 +98,38 @@ class Distiller(BaseModel):
         teacher = ALL_MODELS.build(teacher) if isinstance(teacher, dict) else teacher
         if isinstance(teacher, nn.Module):
             teacher.requires_grad_(False).eval()
+        if teacher_checkpoint is not None:
+            load_complete_state_dict(
+                teacher, read_checkpoint(teacher_checkpoint).state_dict, teacher_checkpoint
+            )
         # In a tuple, the teacher is not a submodule: it stays out of checkpoints, optimizers and `train()`.
         self._teacher = (teacher,)
         self.distillation_losses = nn.ModuleList(ALL_MODELS.build(loss) for loss in losses)
         self.label_weight = label_weight
+        self.from_teacher = from_teacher
+        self._needs = {loss.needs for loss in self.distillation_losses}
+        self._renormalize = self._renormalization(teacher_mean, teacher_std)
+        self._mixers = (
+            replaced_mixers(self.student, teacher) if 'mixers' in {*self._needs, train_only} else {}
+        )
+        if train_only is not None:
+            self._freeze_all_but(train_only)
+
+    def init_weights(self) -> None:
+        """Initialise the student, or copy the teacher's weights into it."""
+        super().init_weights()
+        if self.from_teacher:
+            load_partial_state_dict(self.student, self._teacher[0].state_dict(), 'the teacher')
 
     def forward(self, inputs: Tensor, data_samples: Any = None, mode: str = 'tensor') -> Any:
         """Return the losses in mode ``'loss'``, and what the student returns in the other modes."""
         if mode != 'loss':
             return self.student(inputs, data_samples, mode)
-        with torch.no_grad():
-            target = self._teacher[0](inputs, data_samples)
-        features = self.student.extract_feat(inputs)
-        losses = {
-            name: self.label_weight * value
-            for name, value in self.student.head.loss(features, data_samples).items()
-        }
-        logits = self.student.head(features)
+        recording = Recording()
+        self._run_teacher(recording, inputs, data_samples)
+        losses = self._run_student(recording, inputs, data_samples)
         for index, loss in enumerate(self.distillation_losses):
-            losses[f'loss_distill_{index}' if index else 'loss_distill'] = loss(logits, target)
+            losses[f'loss_distill_{index}' if index else 'loss_distill'] = loss(recording)
         return losses
 
     def state_dict(self, *args: Any, prefix: str = '', **kwargs: Any) -> Any:
@@ -87,6 +139,82 @@ class Distiller(BaseModel):
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the student."""
         return self.student.load_state_dict(state_dict, *args, **kwargs)
+
+    @torch.no_grad()
+    def _run_teacher(self, recording: Recording, inputs: Tensor, data_samples: Any) -> None:
+        teacher = self._teacher[0]
+        if isinstance(teacher, nn.Module):
+            teacher.to(inputs.device)
+        calls: list[tuple[AttentionMixer, tuple[Any, ...], Tensor]] = []
+        hooks = [
+            theirs.register_forward_hook(
+                lambda _, args, output, ours=ours: calls.append((ours, args, output))
+            )
+            for ours, theirs in self._mixers.values()
+        ]
+        try:
+            with _capture(teacher, 'backbone', recording, 'teacher_features'):
+                images = self._renormalize(inputs)
+                if 'logits' in self._needs:
+                    recording.teacher_logits = teacher(images, data_samples)
+                elif self._needs:
+                    teacher.extract_feat(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if 'mixers' in self._needs:
+            with torch.enable_grad():
+                recording.mixer_pairs = [(mixer(*args), output) for mixer, args, output in calls]
+
+    def _run_student(self, recording: Recording, inputs: Tensor, data_samples: Any) -> dict[str, Any]:
+        if not self.label_weight and self._needs <= {'mixers'}:
+            return {}
+        with (
+            _capture(self.student, 'backbone', recording, 'student_features'),
+            _capture(self.student, 'head', recording, 'student_logits'),
+        ):
+            losses = self.student.loss(inputs, data_samples)
+        if not self.label_weight:
+            return {}
+        return {name: _scale(value, self.label_weight) for name, value in losses.items()}
+
+    def _renormalization(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> Any:
+        """Return the function from images normalised for the student to images for the teacher."""
+        if mean is None and std is None:
+            return lambda images: images
+        if mean is None or std is None or not getattr(self.data_preprocessor, '_enable_normalize', False):
+            raise UserError(
+                'teacher_mean and teacher_std belong together, and need a student that normalises'
+            )
+        ours = self.data_preprocessor.mean, self.data_preprocessor.std
+        theirs = [torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std)]
+        scale, shift = ours[1] / theirs[1], (ours[0] - theirs[0]) / theirs[1]
+        return lambda images: images * scale.to(images) + shift.to(images)
+
+    def _freeze_all_but(self, train_only: str) -> None:
+        if train_only != 'mixers':
+            raise UserError(f"train_only={train_only!r}: must be 'mixers' or None")
+        self.student.requires_grad_(False)
+        for ours, _ in self._mixers.values():
+            ours.requires_grad_(True)
+
+
+def replaced_mixers(student: nn.Module, teacher: Any) -> dict[str, tuple[AttentionMixer, AttentionMixer]]:
+    """Return the token mixers of the student that differ from the teacher's, each with the teacher's."""
+    theirs = dict(teacher.named_modules()) if isinstance(teacher, nn.Module) else {}
+    pairs = {
+        name: (ours, theirs[name])
+        for name, ours in student.named_modules()
+        if isinstance(ours, AttentionMixer)
+        and isinstance(theirs.get(name), AttentionMixer)
+        and type(ours) is not type(theirs[name])
+    }
+    if not pairs:
+        raise UserError('no token mixer of the student replaces one of the teacher: compare their `mixers`')
+    for name, (ours, _) in pairs.items():
+        if ours.needs_prenorm_input:
+            raise UserError(f'{name} needs the input before the norm, which the teacher does not record')
+    return pairs
 
 
 @MODELS.register_module()
@@ -100,6 +228,8 @@ class LogitLoss(nn.Module):
         temperature: Divisor of the logits.
     """
 
+    needs = 'logits'
+
     def __init__(self, weight: float = 1.0, temperature: float = 1.0) -> None:
         super().__init__()
         if temperature <= 0:
@@ -107,8 +237,8 @@ class LogitLoss(nn.Module):
         self.weight = weight
         self.temperature = temperature
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of logits (B, classes) for the teacher's logits (B, classes)."""
+    def forward(self, recording: Recording) -> Tensor:
+        logits, target = recording.student_logits, recording.teacher_logits
         if logits.shape != target.shape:
             raise UserError(
                 f'the teacher has logits of shape {tuple(target.shape)}, the student {tuple(logits.shape)}: '
@@ -118,6 +248,56 @@ class LogitLoss(nn.Module):
         teacher = F.log_softmax(target.to(student.dtype) / self.temperature, dim=1)
         divergence = F.kl_div(student, teacher, log_target=True, reduction='batchmean')
         return self.weight * self.temperature**2 * divergence
+
+
+@MODELS.register_module()
+class FeatureLoss(nn.Module):
+    """Relative squared error of the student's feature maps, averaged over the outputs of the backbone.
+
+    Args:
+        weight: Factor of the loss.
+    """
+
+    needs = 'features'
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, recording: Recording) -> Tensor:
+        ours, theirs = recording.student_features, recording.teacher_features
+        shapes = [[tuple(feature.shape) for feature in features] for features in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise UserError(f'feature maps of the student {shapes[0]} and of the teacher {shapes[1]} differ')
+        return (
+            self.weight
+            * torch.stack([relative_error(*pair) for pair in zip(ours, theirs, strict=True)]).mean()
+        )
+
+
+@MODELS.register_module()
+class MixerLoss(nn.Module):
+    """Relative squared error of each replaced mixer's output, averaged over the mixers.
+
+    All of them see the teacher's activations, so they learn independently of each other.
+
+    Args:
+        weight: Factor of the loss.
+    """
+
+    needs = 'mixers'
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, recording: Recording) -> Tensor:
+        return self.weight * torch.stack([relative_error(*pair) for pair in recording.mixer_pairs]).mean()
+
+
+def relative_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean squared error divided by the mean square of the target."""
+    return F.mse_loss(output, target) / target.square().mean().clamp(min=1e-12)
 
 
 @MODELS.register_module()
@@ -157,3 +337,22 @@ class StoredLogits(nn.Module):
                 'an image is flipped, but the stored teacher logits have no view of flipped images'
             )
         return torch.from_numpy(self.logits[flipped.astype(int), index].astype(np.float32)).to(inputs.device)
+
+
+@contextmanager
+def _capture(model: Any, name: str, recording: Recording, attribute: str) -> Iterator[None]:
+    """Record the output of a submodule, if the model has it."""
+    module = getattr(model, name, None)
+    if not isinstance(module, nn.Module):
+        yield
+        return
+    hook = module.register_forward_hook(lambda _, __, output: setattr(recording, attribute, output))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _scale(losses: Any, factor: float) -> Any:
+    """Multiply a loss, or a list of losses as detectors return them."""
+    return [loss * factor for loss in losses] if isinstance(losses, list) else losses * factor
