@@ -9,6 +9,8 @@ train_dataloader = dict(
     batch_size=128,
     num_workers=1,
     persistent_workers=True,
+    # One tensor per batch: sharing each image between processes costs more than to decode it.
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
         **_dataset,
@@ -25,6 +27,7 @@ val_dataloader = dict(
     batch_size=200,
     num_workers=1,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(**_dataset, split='val', pipeline=[dict(type='inline.LoadImage'), dict(type='PackInputs')]),
 )
