@@ -18,6 +18,7 @@ ORDER = (
     ('engine', 'datasets'),
     ('apis', 'analysis', 'benchmark'),
     ('reproduce',),
+    ('commands',),
 )
 INDEPENDENT = ('hub', 'openmmlab')
 WITHOUT_OPENMMLAB = ('utils', 'ops', 'models', 'checkpoints', 'hub')
@@ -86,6 +87,7 @@ def test_openmmlab_is_not_imported(package: str) -> None:
         ('openmmlab', 'hub', False),
         ('engine', 'apis', False),
         ('reproduce', 'apis', True),
+        ('reproduce', 'commands', False),
     ],
 )
 def test_the_rule_itself(package: str, other: str, allowed: bool) -> None:
