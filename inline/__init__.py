@@ -1,11 +1,14 @@
 """InLine: vision backbones with injective linear attention, for mmpretrain, mmdet and mmseg.
 
 ``import inline`` does not import torch. ``inline.ops``, ``inline.models`` and ``inline.create_backbone`` need
-torch only. OpenMMLab imports ``inline.registry`` when a config has a ``type='inline.…'``.
+torch only. OpenMMLab imports ``inline.registry`` when a config has a ``type='inline.…'``. The model hub of
+mmpretrain gets the models of this project when it is imported.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from inline.openmmlab.model_hub import register_on_import
 
 if TYPE_CHECKING:
     from inline.apis import InLineModel
@@ -31,3 +34,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
+
+
+register_on_import()

@@ -30,7 +30,20 @@ class Command:
 
 
 COMMANDS = {
+    'train': Command('train', 'train the model of a config'),
+    'test': Command('test', 'test a checkpoint with the data and evaluators of a config'),
+    'predict': Command('predict', 'run a trained model on images; write pictures and JSON'),
+    'export': Command('export', 'export a trained model: ONNX, torch.export, AOTInductor'),
+    'serve': Command('serve', 'try a model in a browser', ('openmmlab', 'serve')),
+    'convert': Command('convert', "convert a checkpoint of InLine's authors, or strip one of ours", ()),
+    'publish': Command('publish', 'write the weights of a checkpoint with a model card', ()),
+    'prepare-data': Command('prepare_data', 'check a public dataset and link it for the configs'),
+    'reproduce': Command('reproduce', 'list, show and measure the rows of the tables of the paper'),
     'ablate': Command('ablate', 'train the rows of an ablation and summarise them'),
+    'analyze': Command('analyze', 'measure injectivity and locality; draw attention maps'),
+    'benchmark': Command('benchmark', 'measure latency, throughput and memory', ()),
+    'flops': Command('flops', "count the parameters and multiply-adds of a config's model"),
+    'doctor': Command('doctor', 'check the installation: versions, operators, GPU, extras', ()),
 }
 
 

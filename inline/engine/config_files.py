@@ -7,9 +7,9 @@ import difflib
 import sys
 from pathlib import Path
 
-import inline
 from inline.checkpoints.sources import CHECKPOINT_SUFFIXES
 from inline.utils.errors import UserError, exit_on_user_error
+from inline.utils.resources import CONFIGS
 
 _MAX_SUGGESTIONS = 3
 
@@ -74,7 +74,7 @@ def _named_files() -> dict[str, list[Path]]:
     of its name.
     """
     known: dict[str, list[Path]] = {}
-    for root in (Path('configs'), Path(inline.__file__).parents[1] / 'configs'):
+    for root in (Path('configs'), CONFIGS):
         own: dict[str, list[Path]] = {}
         for path in sorted(root.rglob('*.py')):
             inner = path.relative_to(root).with_suffix('')

@@ -19,6 +19,7 @@ from inline.checkpoints.safetensors_format import SUFFIX, write_checkpoint
 from inline.checkpoints.state_dict import StateDict, find_nonfinite
 from inline.hub.backbones import InLineBackbone, create_backbone
 from inline.utils.errors import UserError
+from inline.utils.resources import CONFIGS
 
 FORMATS = {'safetensors': SUFFIX, 'pth': '.pth'}
 META_KEYS = ('cfg', 'dataset_meta', 'epoch', 'iter', 'model', 'img_size', 'mmengine_version')
@@ -26,7 +27,6 @@ META_KEYS = ('cfg', 'dataset_meta', 'epoch', 'iter', 'model', 'img_size', 'mmeng
 PRIVATE_SETTINGS = ('work_dir', 'load_from', 'resume', 'launcher')
 EMA = 'the moving average (EMA) of the training'
 LAST_STEP = 'the weights of the last step'
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 # Options of the toolboxes' backbones that the plain backbones lack, or that are fixed for a classifier.
 _TOOLBOX_OPTIONS = ('type', 'init_cfg', 'frozen_stages', 'autocast', 'out_indices', 'out_type')
 # Raised while reading a config of another backbone.

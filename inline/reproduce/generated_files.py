@@ -15,7 +15,6 @@ from inline.utils.tables import read_csv
 
 CODE = 'https://github.com/LeapLabTHU/InLine'
 COLLECTION = {
-    'Name': 'InLine',
     'Metadata': {'Architecture': ['Injective linear attention', 'Local residual']},
     'Paper': {
         'URL': 'https://arxiv.org/abs/2412.06590',
@@ -106,14 +105,18 @@ def render_metafiles(measured: Path) -> dict[Path, str]:
     for table in (TABLES[name] for name in DATASETS):
         for folder in table.folders:
             rows = [row for row in table.rows.values() if row.config.parent.name == folder]
-            models = [_entry(row, measured, counted.get(row.name)) for row in rows]
-            collections = {} if contents else {'Collections': [COLLECTION]}
-            contents[ROOT / 'configs' / folder / 'metafile.yml'] = {**collections, 'Models': models}
+            # A collection per file: mmpretrain's model hub reads single files.
+            collection = f'InLine ({folder})'
+            models = [_entry(row, collection, measured, counted.get(row.name)) for row in rows]
+            contents[ROOT / 'configs' / folder / 'metafile.yml'] = {
+                'Collections': [{'Name': collection, **COLLECTION}],
+                'Models': models,
+            }
     contents[ROOT / 'model-index.yml'] = {'Import': [str(path.relative_to(ROOT)) for path in contents]}
     return {path: yaml.safe_dump(content, sort_keys=False, width=1000) for path, content in contents.items()}
 
 
-def _entry(row: Row, measured: Path, counted: Mapping[str, str] | None) -> dict[str, Any]:
+def _entry(row: Row, collection: str, measured: Path, counted: Mapping[str, str] | None) -> dict[str, Any]:
     dataset, task = DATASETS[row.table.name]
     metadata: dict[str, Any] = {'Training Data': dataset}
     if counted is not None:
@@ -124,7 +127,7 @@ def _entry(row: Row, measured: Path, counted: Mapping[str, str] | None) -> dict[
         metadata['Expected'] = {**published, 'Source': row.source}
     entry: dict[str, Any] = {
         'Name': row.config.stem,
-        'In Collection': COLLECTION['Name'],
+        'In Collection': collection,
         'Config': str(row.config.relative_to(ROOT)),
         'Metadata': metadata,
     }

@@ -14,9 +14,8 @@ from mmengine.config import Config
 
 from inline.datasets.zip_archive import label_file_of, zip_of
 from inline.utils.nested import leaf_datasets
+from inline.utils.resources import ROOT
 
-# The repository, which contains tools/ and configs/.
-ROOT = Path(__file__).resolve().parents[2]
 # Length of the digests in result files.
 SHORT = 12
 # Columns of every file of measured results; see :func:`provenance_columns`.

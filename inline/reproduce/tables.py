@@ -12,13 +12,12 @@ from pathlib import Path
 
 from inline.checkpoints.official import OFFICIAL
 from inline.engine.config import load_config, starting_checkpoints
-from inline.reproduce.provenance import ROOT
 from inline.utils.arguments import check_choice
 from inline.utils.errors import UserError
+from inline.utils.resources import MEASURED_RESULTS, PAPER_RESULTS, ROOT
 from inline.utils.tables import read_csv
 
-PAPER = ROOT / 'results' / 'paper'
-MEASURED = ROOT / 'results' / 'measured'
+PAPER, MEASURED = PAPER_RESULTS, MEASURED_RESULTS
 SIZES = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
 
 

@@ -1,26 +1,54 @@
 """Optional dependencies: the extras of ``setup.cfg``, and an error in one line for a missing one."""
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from inline.utils.errors import UserError
 
 DISTRIBUTION = 'inline-attention'
-# What each extra is for, and the modules whose presence shows that it is installed.
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of the distribution.
+
+    Args:
+        purpose: What it is for.
+        packages: Modules that it installs and the distributions that contain them.
+    """
+
+    purpose: str
+    packages: dict[str, str]
+
+
 EXTRAS = {
-    'openmmlab': (
-        'configs, training and inference',
-        ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg', 'cv2', 'pycocotools', 'matplotlib'),
+    'openmmlab': Extra(
+        'configs, training, inference',
+        {
+            'mmengine': 'onedl-mmengine',
+            'mmcv': 'onedl-mmcv',
+            'mmpretrain': 'onedl-mmpretrain',
+            'mmdet': 'onedl-mmdetection',
+            'mmseg': 'onedl-mmsegmentation',
+            'torchvision': 'torchvision',
+            'cv2': 'opencv-python',
+            'pycocotools': 'pycocotools',
+            'matplotlib': 'matplotlib',
+        },
     ),
-    'export': ('ONNX files', ('onnx', 'onnxscript', 'onnxruntime')),
-    'serve': ('the web demo', ('gradio',)),
-    'timm': ('models in timm', ('timm',)),
-    'hub': ('the Hugging Face Hub and safetensors', ('huggingface_hub', 'safetensors', 'transformers')),
+    'export': Extra('ONNX', {name: name for name in ('onnx', 'onnxscript', 'onnxruntime')}),
+    'serve': Extra('web demo', {'gradio': 'gradio'}),
+    'timm': Extra('models in timm', {'timm': 'timm'}),
+    'hub': Extra(
+        'Hugging Face, safetensors',
+        {name: name for name in ('huggingface_hub', 'safetensors', 'transformers')},
+    ),
 }
 
 
 def missing_modules(extra: str) -> list[str]:
     """Return the modules of an extra that are not installed. Imports none of them."""
-    return [name for name in EXTRAS[extra][1] if find_spec(name) is None]
+    return [name for name in EXTRAS[extra].packages if find_spec(name) is None]
 
 
 def install_command(*extras: str) -> str:
@@ -29,7 +57,7 @@ def install_command(*extras: str) -> str:
 
 
 def require_extras(purpose: str, *extras: str) -> None:
-    """Raise a :class:`UserError` that names the missing modules and how to install them.
+    """Raise a :class:`UserError` that names the missing modules of `extras` and how to install them.
 
     Args:
         purpose: What needs them: a command, a function or a flag.
@@ -39,3 +67,10 @@ def require_extras(purpose: str, *extras: str) -> None:
     if missing:
         modules = ', '.join(name for names in missing.values() for name in names)
         raise UserError(f'{purpose} needs {modules}: {install_command(*missing)}')
+
+
+def require_modules(purpose: str, extra: str, *modules: str) -> None:
+    """Raise a :class:`UserError` if one of `modules`, some of those that `extra` installs, is missing."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise UserError(f'{purpose} needs {", ".join(missing)}: {install_command(extra)}')

@@ -3,7 +3,6 @@
 import argparse
 import copy
 import inspect
-import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from inline.apis.export.model import build_export_model
 from inline.apis.serve.controller import load_models
 from inline.checkpoints import official, read_checkpoint, sources
 from inline.checkpoints import reading as checkpoint_reading
+from inline.commands.convert import main as run_convert
 from inline.engine import launch
 from inline.engine.config import load_config
 from inline.engine.replay import replay
@@ -36,7 +36,6 @@ from inline.hub.publish import publish
 from inline.utils.errors import UserError
 from tests.checkpoints.formats import OFFICIAL, build_backbone, make_weights, write_formats
 from tests.checkpoints.malicious import FILES
-from tests.conftest import ROOT
 from tests.engine.crash_runs import Attempt, Runs
 from tests.engine.test_crash import COMMON
 
@@ -121,7 +120,7 @@ def predict(config: Path, source: str, folder: Path) -> None:
 def convert(source: str, folder: Path) -> Weights:
     out = folder / 'converted.pth'
     with mock.patch('sys.argv', ['convert', source, str(out), '--overwrite']):
-        runpy.run_path(str(ROOT / 'tools' / 'convert_checkpoint.py'))['main']()
+        run_convert()
     return read_checkpoint(out).state_dict
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from inline import InLineModel
 from inline.apis.export import verification
 from inline.apis.export.formats import FORMATS
 from inline.apis.export.run import ExportOptions, default_path
+from inline.commands import export
 from inline.datasets.digits.scenes import DigitScenesOptions, write_digit_scenes
 from inline.engine.config import load_config, set_data_root
 from tests.apis.small_models import CLASSES, CONFIGS, read, save_model
@@ -298,7 +298,7 @@ def test_sigterm_leaves_no_files(models: dict[str, Model], tmp_path: Path) -> No
 
 
 def test_the_tool_offers_all_formats() -> None:
-    assert runpy.run_path(str(ROOT / 'tools' / 'export.py'))['FORMATS'] == tuple(FORMATS)
+    assert tuple(FORMATS) == export.FORMATS
 
 
 def test_missing_checkpoint_raises(run_here: Run) -> None:

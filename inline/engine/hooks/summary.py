@@ -15,13 +15,13 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.optim import AmpOptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
-import inline
 from inline.datasets.validation.checks import FOLDER
 from inline.datasets.validation.skip_unreadable import read_skipped
 from inline.engine.hooks.data_validation import built_datasets
 from inline.engine.terminal import FILE_ONLY, METRIC_INFO
 from inline.openmmlab.backbones import LOAD_REPORTS
 from inline.registry import HOOKS
+from inline.utils.resources import ROOT
 
 # The metric to report if the config does not choose one with `save_best`, the first that exists.
 _METRICS = ('accuracy/top1', 'coco/bbox_mAP', 'mIoU')
@@ -132,16 +132,28 @@ def resume_command(argv: Sequence[str]) -> str:
         start = words.index('--resume')
         has_value = start + 1 < len(words) and not words[start + 1].startswith('-')
         del words[start : start + 1 + has_value]
-    return shlex.join(['python', *words, '--resume'])
+    return shlex.join([*_program(words[0]), *words[1:], '--resume'])
 
 
 def format_command(tool: str, *arguments: str) -> str:
-    """Return a command for a shell in the current directory."""
+    """Return a command for a shell in the current directory, in the form of the one that is running.
+
+    Args:
+        tool: File of ``tools/``, whose name is also that of a subcommand of ``inline``.
+        arguments: Arguments of the tool.
+    """
+    if sys.argv[0].startswith('inline '):
+        return shlex.join(['inline', tool.removesuffix('.py'), *arguments])
     # The folder as the user wrote it, in `python tools/train.py`.
     folder = Path(sys.argv[0]).parent
     if not (folder / tool).is_file():
-        folder = Path(inline.__file__).parents[1] / 'tools'
+        folder = ROOT / 'tools'
     return shlex.join(['python', shorten_path(folder / tool), *arguments])
+
+
+def _program(word: str) -> list[str]:
+    """Return the words that start the program of ``sys.argv[0]``: ``inline train`` or a Python script."""
+    return word.split() if word.startswith('inline ') else ['python', word]
 
 
 def shorten_path(path: str | Path) -> str:

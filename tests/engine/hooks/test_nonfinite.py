@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import socket
 import sys
 import traceback
@@ -21,6 +20,7 @@ from mmengine.structures import InstanceData, PixelData
 from torch import Tensor, nn
 
 from inline.checkpoints import read_file
+from inline.commands import train
 from inline.engine.hooks.nonfinite import NonFiniteLossHook, from_plain_data, read_dump, to_plain_data
 from inline.utils.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT, run_tool
@@ -68,7 +68,7 @@ def call_train(*words: Any) -> None:
     argv = sys.argv
     sys.argv = ['train.py', *(str(word) for word in words)]
     try:
-        runpy.run_path(str(ROOT / 'tools' / 'train.py'))['main']()
+        train.main()
     finally:
         sys.argv = argv
 

@@ -110,6 +110,7 @@ def test_the_log_file_has_everything(
         (['t.py', 'c', '--resume', 'x.pth', '--amp'], 'python t.py c --amp --resume'),
         (['t.py', 'c', '--resume', '--amp'], 'python t.py c --amp --resume'),
         (['t.py', 'c', '--launcher', 'pytorch'], 'the same command with --resume'),
+        (['inline train', 'a b.py', '--amp'], "inline train 'a b.py' --amp --resume"),
     ],
 )
 def test_command_to_continue_a_training(argv: list[str], command: str) -> None:
@@ -122,6 +123,8 @@ def test_paths_are_relative_to_the_current_directory(tmp_path: Path, monkeypatch
     assert shorten_path(tmp_path / 'work dirs' / 'x.py') == 'work dirs/x.py'
     assert shorten_path(tmp_path.parent / 'x.py') == str(tmp_path.parent / 'x.py')
     assert format_command('test.py', 'work dirs/x.py') == f"python {ROOT}/tools/test.py 'work dirs/x.py'"
+    monkeypatch.setattr('sys.argv', ['inline train', 'x'])
+    assert format_command('test.py', 'work dirs/x.py') == "inline test 'work dirs/x.py'"
 
 
 def record(message: str, level: int = logging.INFO, path: str = '/mmengine/runner.py') -> logging.LogRecord:

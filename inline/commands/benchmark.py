@@ -1,0 +1,108 @@
+"""Measure latency, throughput and peak memory of inference for a config's model or for the released models.
+
+inline benchmark CONFIG --shape 512 512 --batch 4
+inline benchmark --models inline-deit-tiny inline-pvt-tiny
+inline benchmark --figure5 work_dirs/figure5
+"""
+
+import csv
+import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from inline.benchmark.hardware import (
+    add_timing_flags,
+    check_counts,
+    choose_device,
+    describe_machine,
+    prepare_for_timing,
+)
+from inline.benchmark.timing import AUTOCAST_DTYPES, BenchmarkSettings, measure_inference
+from inline.utils.atomic import make_folder
+from inline.utils.errors import OneLineParser, UserError
+from inline.utils.extras import require_extras
+from inline.utils.resources import PAPER_RESULTS
+
+COLUMNS = ('model', 'height', 'width', 'latency ms', 'spread', 'images/s', 'batch', 'peak MB',
+           'threads', 'dtype', 'machine')  # fmt: skip
+# Name, (height, width) of the image, model, and a function to run the model on images if not its forward.
+NamedModel = tuple[str, tuple[int, int], nn.Module, Callable[[Tensor], object] | None]
+
+
+def main() -> None:
+    parser = OneLineParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument(
+        'config',
+        nargs='?',
+        help='config file, or the name of a file in configs/; without it the released models are timed',
+    )
+    parser.add_argument('--models', nargs='+', metavar='NAME', help='names of released models (default: all)')
+    parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help='image height and width')
+    parser.add_argument('--batch', type=int, default=1, help='batch size for the throughput (default: 1)')
+    parser.add_argument(
+        '--dtype', choices=AUTOCAST_DTYPES, default='float32', help='half precision uses autocast'
+    )
+    add_timing_flags(parser, repetitions=7)
+    parser.add_argument('--figure5', type=Path, metavar='FOLDER', help='write figure5.csv and figure5.png')
+    args = parser.parse_args()
+    check_counts(args)
+    if args.shape is not None and min(args.shape) < 32:
+        raise UserError(f'--shape {args.shape[0]} {args.shape[1]}: each side must be at least 32')
+    prepare_for_timing(args.threads)
+    settings = BenchmarkSettings(args.batch, args.repetitions, args.dtype, choose_device(args.device))
+    if args.figure5 is not None:
+        make_figure5(args.figure5, settings, args.threads)
+        return
+    models: Iterable[NamedModel] = [model_from_config(args)] if args.config else released_models(args)
+    machine = describe_machine(settings.device)
+    writer = csv.writer(sys.stdout, lineterminator='\n')
+    writer.writerow(COLUMNS)
+    for name, shape, model, forward in models:
+        speed = measure_inference(model, shape, settings, forward)
+        latency = f'{speed.latency.median * 1e3:.1f}', f'{speed.latency.spread:.2f}'
+        throughput = f'{speed.images_per_second:.2f}', args.batch, f'{speed.peak_bytes / 2**20:.0f}'
+        writer.writerow([name, *shape, *latency, *throughput, args.threads, args.dtype, machine])
+        sys.stdout.flush()
+
+
+def model_from_config(args: Namespace) -> NamedModel:
+    require_extras(f'config {args.config!r}', 'openmmlab')
+    from inline.openmmlab.patches import apply_patches
+
+    apply_patches()
+    from inline.benchmark.flops import build_runnable, default_shape
+    from inline.engine.config import load_config
+
+    cfg = load_config(args.config, {})
+    shape = tuple(args.shape or default_shape(cfg))
+    return Path(cfg.filename).stem, shape, *build_runnable(cfg, shape)
+
+
+def released_models(args: Namespace) -> Iterator[NamedModel]:
+    from inline.checkpoints.official import OFFICIAL, find_official
+
+    models = [find_official(name) for name in args.models or OFFICIAL]
+    # A generator keeps only one model in memory at a time.
+    return (
+        (model.name, tuple(args.shape or (model.img_size, model.img_size)), model.build(), None)
+        for model in models
+    )
+
+
+def make_figure5(folder: Path, settings: BenchmarkSettings, threads: int) -> None:
+    require_extras('--figure5', 'openmmlab')
+    from inline.benchmark.figure5 import draw_figure5, measure_figure5, write_points
+
+    make_folder('--figure5', folder)
+    conditions = (
+        f'{describe_machine(settings.device)}; threads: {threads}, {settings.dtype}, batch: {settings.batch}'
+    )
+    points = []
+    for point in measure_figure5(PAPER_RESULTS / 'imagenet.csv', settings, conditions):
+        print(f'({point.panel}) {point.family} {point.attention} {point.setting}: {point.milliseconds} ms')
+        points.append(point)
+    write_points(points, folder / 'figure5.csv')
+    draw_figure5(points, folder / 'figure5.png')

@@ -1,0 +1,15 @@
+"""Files that belong to the project but are not Python modules: configs, published numbers, tools."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Folder of OpenMMLab packages in which wheels carry these files, and where MIM and MMEngine look for them.
+_MIM = _PACKAGE / '.mim'
+IS_CLONE = (_PACKAGE.parent / 'model-index.yml').is_file()
+# Contains configs/, tools/, results/paper/ and model-index.yml: the repository, or a folder of the wheel.
+ROOT = _PACKAGE.parent if IS_CLONE else _MIM
+CONFIGS = ROOT / 'configs'
+MODEL_INDEX = ROOT / 'model-index.yml'
+PAPER_RESULTS = ROOT / 'results' / 'paper'
+# Results are written to the repository, but never to an installed package.
+MEASURED_RESULTS = (ROOT if IS_CLONE else Path()) / 'results' / 'measured'
