@@ -54,7 +54,7 @@ command -v "$python" > /dev/null || fail "interpreter '$python' is not found: se
 [ -x "$venv/bin/python" ] || { log "creating the virtual environment $venv"; "$python" -m venv "$venv"; }
 
 pins=$(cat requirements.txt constraints.txt | sha256sum | cut -d ' ' -f 1)
-package=$(cat setup.cfg pyproject.toml inline/__init__.py | sha256sum | cut -d ' ' -f 1)
+package=$(cat setup.py setup.cfg pyproject.toml inline/__init__.py | sha256sum | cut -d ' ' -f 1)
 here=$(pwd -P)
 torch_pins=$(grep -E '^(torch|torchvision)==' requirements.txt)
 build_pins=$(grep -E '^(click|ninja|psutil|setuptools|wheel)==' requirements.txt)

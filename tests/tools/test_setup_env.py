@@ -13,7 +13,7 @@ import torch
 from tests.conftest import ROOT
 
 PINS = ('requirements.txt', 'constraints.txt')
-FILES = ('tools/setup_env.sh', *PINS, 'setup.cfg', 'pyproject.toml', 'inline/__init__.py')
+FILES = ('tools/setup_env.sh', *PINS, 'setup.py', 'setup.cfg', 'pyproject.toml', 'inline/__init__.py')
 INSTALL = '-m pip install '
 
 # Records its arguments and the variables that mmcv is compiled with; fails if an argument contains FAIL_ON.
