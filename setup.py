@@ -1,7 +1,7 @@
 """Build steps that setup.cfg cannot express; all settings are there.
 
-A wheel carries the configs, metafiles, published numbers and tools in ``inline/.mim/``, where MIM and MMEngine look
-for the files of a package. The long description is the README without links to files of the repository.
+A wheel carries the configs, metafiles, published numbers and tools in ``inline/.mim/``, where MIM and MMEngine
+look for the files of a package. The long description is the README without links to files of the repository.
 """
 
 import re
@@ -62,7 +62,7 @@ class BuildWithMimFiles(build_py):
 
 
 def long_description(readme: str) -> str:
-    """Return the README for a page outside the repository: no pictures, and only the text of relative links."""
+    """Return the README for a page outside the repository: without pictures and relative links."""
     return LINK.sub(r'\1', IMAGE.sub('', readme))
 
 

@@ -22,5 +22,5 @@ def test_text_headings_and_code_are_kept() -> None:
     text = long_description(README)
     assert re.findall(r'^#+ .*$', text, re.MULTILINE) == re.findall(r'^#+ .*$', README, re.MULTILINE)
     assert re.findall(r'```.*?```', text, re.DOTALL) == re.findall(r'```.*?```', README, re.DOTALL)
-    text = 'See [the *guide*](docs/a.md), [paper](https://x.org) and [below](#b).\n\n![Fig](docs/i.png)\n\nEnd.\n'
-    assert long_description(text) == 'See the *guide*, [paper](https://x.org) and [below](#b).\n\nEnd.\n'
+    text = 'See [a *guide*](docs/a.md), [paper](https://x.org), [below](#b).\n\n![Fig](docs/i.png)\n\nEnd.\n'
+    assert long_description(text) == 'See a *guide*, [paper](https://x.org), [below](#b).\n\nEnd.\n'
