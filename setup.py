@@ -1,6 +1,6 @@
 """Build steps that setup.cfg cannot express; all settings are there.
 
-A wheel carries the configs, metafiles, published numbers and tools in ``inline/.mim/``, where MIM and MMEngine
+A wheel carries configs, metafiles, published numbers and tools in ``inline/.mim/``, where MIM and MMEngine
 look for the files of a package. The long description is the README without links to files of the repository.
 """
 

@@ -3,8 +3,30 @@
 import ast
 import configparser
 import sys
+from importlib.metadata import packages_distributions
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from inline.utils.extras import EXTRAS
 from tests.conftest import ROOT
+from tests.test_dependencies import imports
+
+# Imported if present: users install them for what they do with results and logs.
+OPTIONAL = {'pandas', 'supervision', 'wandb'}
+# Required by a package of the extra, and used only together with it.
+INDIRECT = {'typing_extensions', 'yapf', 'markupsafe', 'starlette'}
+
+
+def read_extras() -> dict[str, dict[str, Requirement]]:
+    """Return the requirements of every extra by normalised name."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    extras = {}
+    for extra, lines in setup['options.extras_require'].items():
+        needs = [Requirement(line) for line in lines.split('\n') if line]
+        extras[extra] = {canonicalize_name(need.name): need for need in needs}
+    return extras
 
 
 def test_minimum_python_is_the_same_everywhere() -> None:
@@ -37,3 +59,41 @@ def test_minimum_torch_has_the_functions_that_are_used() -> None:
         if line.startswith('torch>=')
     ]
     assert minimum == max(version for name, version in added.items() if name in names)
+
+
+def test_every_imported_package_is_required() -> None:
+    modules = {
+        module.split('.')[0] for path in (ROOT / 'inline').rglob('*.py') for _, module in imports(path)
+    }
+    foreign = modules - set(sys.stdlib_module_names) - {'inline', 'torch'} - OPTIONAL - INDIRECT
+    assert {'numpy', 'mmengine', 'onnx', 'gradio'} <= foreign
+    required = {name for needs in read_extras().values() for name in needs}
+    distributions = packages_distributions()
+    missing = {
+        module
+        for module in foreign
+        if not {canonicalize_name(name) for name in distributions.get(module, [])} & required
+    }
+    assert missing == set()
+
+
+def test_modules_of_the_extras_come_from_their_requirements() -> None:
+    extras = read_extras()
+    assert {*EXTRAS, 'dev'} == extras.keys()
+    for name, extra in EXTRAS.items():
+        packages = {canonicalize_name(package) for package in extra.packages.values()}
+        assert packages <= extras[name].keys()
+
+
+def test_pinned_versions_satisfy_the_extras() -> None:
+    lines = [
+        line
+        for name in ('requirements.txt', 'constraints.txt')
+        for line in (ROOT / name).read_text().split('\n')
+    ]
+    pins = dict(line.split('==') for line in lines if '==' in line and not line.startswith('#'))
+    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    for needs in read_extras().values():
+        for name, need in needs.items():
+            if name != 'inline-attention':
+                assert need.specifier.contains(versions[name]), f'{need}: {versions[name]} is pinned'

@@ -51,7 +51,7 @@ class Environment:
         return self.folder / 'venv' / 'bin' / name
 
     def run(self, *words: str | Path, code: int = 0) -> str:
-        """Run a program of the environment in an empty folder; return what it printed."""
+        """Run a program of the environment in an empty folder; return its output, or its error."""
         work = self.folder / 'work'
         work.mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
@@ -60,7 +60,7 @@ class Environment:
             command, cwd=work, env=env, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == code, f'{command}: {done.returncode}\n{done.stdout}{done.stderr}'[-3000:]
-        return done.stdout + done.stderr
+        return done.stderr if code else done.stdout
 
 
 def link_requirements(folder: Path, name: str) -> Path:
