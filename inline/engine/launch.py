@@ -2,7 +2,7 @@
 
 The files that a training runs through before the first image is loaded, in this order:
 
-1. ``tools/train.py`` parses the flags, which ``engine/flags.py`` (2) defines for several tools.
+1. ``commands/train.py`` parses the flags, which ``engine/flags.py`` (2) defines for several tools.
 3. ``openmmlab/patches.py``: patches of third-party packages; our components in an inherited config.
 4. ``engine/launch.py``, this file: :func:`train` calls the steps below.
 5. ``engine/config.py`` finds, reads and checks the config.

@@ -8,6 +8,8 @@ _MIM = _PACKAGE / '.mim'
 IS_CLONE = (_PACKAGE.parent / 'model-index.yml').is_file()
 # Contains configs/, tools/, results/paper/ and model-index.yml: the repository, or a folder of the wheel.
 ROOT = _PACKAGE.parent if IS_CLONE else _MIM
+# Folder of the tools in the commands that messages show.
+TOOLS = Path('tools') if IS_CLONE else ROOT / 'tools'
 CONFIGS = ROOT / 'configs'
 MODEL_INDEX = ROOT / 'model-index.yml'
 PAPER_RESULTS = ROOT / 'results' / 'paper'

@@ -26,13 +26,14 @@ RUN = {
     'python tools/reproduce.py list *': '',
     'python tools/reproduce.py show *': '',
     'python tools/get_flops.py configs/*': '',
+    'inline doctor': '',
+    'inline flops inline-pvt-tiny_*': '',
     'python tools/predict.py CONFIG CHECKPOINT photos more/photo.jpg --out out': '--overwrite',
     'python tools/predict.py mask-rcnn_* work_dirs/demo/* data/* --out out': '--overwrite',
     'python tools/export.py CONFIG CHECKPOINT --format torch-export --what backbone --size *': (
         '--out backbone.pt2'
     ),
     'python tools/export.py CONFIG CHECKPOINT --format aoti': '--size 224 --out model.aoti.pt2',
-    'python -m inline.openmmlab.patches': '',
     'python -m benchmarks.speed': 'memory --repetitions 1',
     'python -m benchmarks.reads': '--images 20 --rounds 1',
 }

@@ -45,6 +45,8 @@ def tool_words(command: Command) -> list[str] | None:
     if words[0] in LAUNCHERS:
         tool, rest = LAUNCHERS[words[0]]
         return [tool, *rest(words[1:])]
+    if words[0] == 'inline':
+        return ['-m', 'inline.commands.main', *words[1:]]
     is_module = words[0] == '-m' and words[1].split('.')[0] in FOLDERS
     return words if is_module or words[0].startswith(('tools/', 'benchmarks/')) else None
 
