@@ -39,5 +39,5 @@ format: setup  ## format the code and sort imports
 	$(RUN) -m ruff check --fix .
 
 clean:  ## remove caches and build files; keep the environment, data and work_dirs
-	rm -rf build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find inline tools tests configs -name __pycache__ -type d -prune -exec rm -rf {} +

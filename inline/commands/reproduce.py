@@ -15,7 +15,7 @@ from inline.engine.flags import add_data_root
 from inline.openmmlab.patches import apply_patches
 from inline.utils.arguments import check_positive
 from inline.utils.errors import OneLineParser, UserError
-from inline.utils.resources import MEASURED_RESULTS, ROOT, TOOLS
+from inline.utils.resources import MEASURED_RESULTS, ROOT, format_tool
 from inline.utils.tables import align
 
 if TYPE_CHECKING:
@@ -110,15 +110,16 @@ def show_row(args: argparse.Namespace) -> None:
         if line['row'] == row.name:
             origin = f'{line["how"]} on {line["date"]}, commit {line["commit"]}'
             print(f'measured  {format_metrics(row, line)} ({origin})')
-    command = f'python {TOOLS}/reproduce.py run --table {row.table.name} --row {row.name}'
+    convert = format_tool('convert_checkpoint', 'convert')
+    command = f'{format_tool("reproduce", "reproduce")} run --table {row.table.name} --row {row.name}'
     if row.released:
         weights = f'checkpoints/{row.released}.pth'
-        print(f'test      python {TOOLS}/convert_checkpoint.py {row.released} {weights}')
+        print(f'test      {convert} {row.released} {weights}')
         print(f'          {command} --weights {weights}')
     else:
         print(f'test      {command} --weights YOURS.pth')
     if row.starts_from:
-        print(f'train     (starts from {row.starts_from}: python {TOOLS}/convert_checkpoint.py creates it)')
+        print(f'train     (starts from {row.starts_from}: {convert} creates it)')
         print(f'          {command} --train --nproc 8')
     else:
         print(f'train     {command} --train' + ('' if row.table.name == 'digits' else ' --nproc 8'))

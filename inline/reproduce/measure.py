@@ -12,7 +12,7 @@ from inline.reproduce.runs import Run, call
 from inline.reproduce.tables import Row, Table
 from inline.utils.environment import describe_environment
 from inline.utils.errors import UserError
-from inline.utils.resources import TOOLS
+from inline.utils.resources import format_tool
 from inline.utils.tables import write_csv
 
 
@@ -87,7 +87,8 @@ def _check_weights(row: Row, request: Request) -> None:
         hint = ', or train it with --train'
         if row.released:
             path = f'checkpoints/{row.released}.pth'
-            hint = f'; `python {TOOLS}/convert_checkpoint.py {row.released} {path}` downloads them'
+            convert = format_tool('convert_checkpoint', 'convert')
+            hint = f'; `{convert} {row.released} {path}` downloads them'
         raise UserError(f'testing {row.name} needs trained weights: pass them with --weights{hint}')
     elif row.starts_from is not None:
         check_checkpoint(row.starts_from, 'starting weights (name others with --weights)')

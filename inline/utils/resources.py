@@ -15,3 +15,8 @@ MODEL_INDEX = ROOT / 'model-index.yml'
 PAPER_RESULTS = ROOT / 'results' / 'paper'
 # Results are written to the repository, but never to an installed package.
 MEASURED_RESULTS = (ROOT if IS_CLONE else Path()) / 'results' / 'measured'
+
+
+def format_tool(tool: str, subcommand: str) -> str:
+    """Return the start of a command in a message: ``python tools/TOOL.py`` in a clone, else ``inline …``."""
+    return f'python {TOOLS}/{tool}.py' if IS_CLONE else f'inline {subcommand}'

@@ -25,7 +25,7 @@ from inline.engine.distributed.setup import call_on_rank_zero
 from inline.utils.atomic import atomic_write
 from inline.utils.errors import UserError
 from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
-from inline.utils.resources import TOOLS
+from inline.utils.resources import TOOLS, format_tool
 
 # In the work directory of a run.
 FOLDER = 'data_validation'
@@ -155,8 +155,9 @@ def _advice(path: Path, dataloader: str) -> str:
         return f'create it with `python {TOOLS}/make_digit_scenes.py`'
     public = next((_PUBLIC_DATASETS[name] for name in path.parts if name in _PUBLIC_DATASETS), None)
     if public is not None:
+        prepare = format_tool('prepare_data', 'prepare-data')
         return (
-            f'`python {TOOLS}/prepare_data.py {public} PATH` checks a copy and links it there; '
+            f'`{prepare} {public} PATH` checks a copy and links it there; '
             'or give the folder of all datasets with --data-root or INLINE_DATA_ROOT'
         )
     return (

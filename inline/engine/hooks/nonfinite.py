@@ -27,7 +27,7 @@ from inline.checkpoints import read_file
 from inline.registry import HOOKS
 from inline.utils.atomic import atomic_file
 from inline.utils.errors import UserError
-from inline.utils.resources import TOOLS
+from inline.utils.resources import format_tool
 
 _SHOWN_IMAGES = 16
 # Key of the count in the message hub. Checkpoints hold it, so that a resumed run continues to count.
@@ -169,7 +169,7 @@ class NonFiniteLossHook(Hook):
         except Exception as error:
             # Whatever went wrong, the other ranks wait for this one, and the loss is the message that counts.
             return f'the step could not be written to {path} ({error})'
-        return f'replay it with {TOOLS}/train.py CONFIG --replay {path}'
+        return f'replay it with {format_tool("train", "train")} CONFIG --replay {path}'
 
 
 class _NonFiniteLossError(Exception):
