@@ -11,7 +11,6 @@ ROOT = _PACKAGE.parent if IS_CLONE else _MIM
 # Folder of the tools in the commands that messages show.
 TOOLS = Path('tools') if IS_CLONE else ROOT / 'tools'
 CONFIGS = ROOT / 'configs'
-MODEL_INDEX = ROOT / 'model-index.yml'
 PAPER_RESULTS = ROOT / 'results' / 'paper'
 # Results are written to the repository, but never to an installed package.
 MEASURED_RESULTS = (ROOT if IS_CLONE else Path()) / 'results' / 'measured'

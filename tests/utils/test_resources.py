@@ -9,7 +9,6 @@ from tests.conftest import ROOT
 def test_a_clone_is_its_own_root() -> None:
     assert resources.IS_CLONE
     assert ROOT == resources.ROOT
-    assert resources.MODEL_INDEX.is_file()
     assert (resources.PAPER_RESULTS / 'weights.csv').is_file()
     assert ROOT / 'results' / 'measured' == resources.MEASURED_RESULTS
 
