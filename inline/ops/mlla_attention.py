@@ -15,13 +15,11 @@ Attention Perspective", NeurIPS 2024, arXiv 2405.16605.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.kernels import apply_kernel, divide_by_score, kernel_attention, mean_score
+from inline.ops.rotary import BASE, map_angles, rotate_pairs
 from inline.ops.tokens import ALL_QUERIES, count_keys, count_prefix, position_indices, zero_masked
-
-BASE = 10000
 
 
 def mlla_attention(
@@ -94,18 +92,7 @@ def mlla_attention_weights(
 def rotate(x: Tensor, hw: tuple[int, int]) -> Tensor:
     """Return R_p x for x (B, heads, P + H·W, d)."""
     tokens = x.transpose(1, 2).flatten(2)
-    angles = rotary_angles(tokens, hw)
-    cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
-    points, rest = tokens.split([2 * angles.shape[-1], tokens.shape[-1] - 2 * angles.shape[-1]], dim=-1)
-    first, second = points.unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
-    return torch.cat([rotated, rest], dim=-1).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
-
-
-def rotary_angles(x: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Return the angle of each channel pair of x (B, P + H·W, C), as (P + H·W, 2K); 0 for prefix tokens."""
-    pairs = x.shape[-1] // 4
+    pairs = tokens.shape[-1] // 4
     thetas = BASE ** (-position_indices(pairs, x) / max(pairs, 1))
-    rows, columns = (position_indices(side, x)[:, None] * thetas for side in hw)
-    angles = torch.cat([rows[:, None].expand(-1, hw[1], -1), columns.expand(hw[0], -1, -1)], dim=-1)
-    return F.pad(angles.flatten(0, 1), (0, 0, count_prefix(x.shape[1], hw), 0))
+    rotated = rotate_pairs(tokens, map_angles(thetas, hw, tokens.shape[1]))
+    return rotated.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)

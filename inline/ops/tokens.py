@@ -6,11 +6,16 @@ Key masks: boolean (B, N), False for keys that are excluded, such as padding. A 
 mean, even if its values are NaN.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+P = ParamSpec('P')
 
 ALL_QUERIES = slice(None)
 HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -109,3 +114,27 @@ def is_autocast(device: torch.device) -> bool:
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that disables autocast, for small products that need full precision."""
     return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()
+
+
+def full_precision(op: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
+    """Decorate an op to compute in at least float32 and without autocast.
+
+    For ops whose intermediate values do not fit float16. The result has the dtype of the first argument.
+    """
+
+    @wraps(op)
+    def wrapped(q: Tensor, *args: P.args, **options: P.kwargs) -> Tensor:
+        with no_autocast(q.device):
+            wide = [_widen(value) for value in args]
+            return op(_widen(q), *wide, **{name: _widen(value) for name, value in options.items()}).to(
+                q.dtype
+            )
+
+    return wrapped
+
+
+def _widen(value: Any) -> Any:
+    """Return a floating point tensor in at least float32, and any other value unchanged."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.to(torch.promote_types(value.dtype, torch.float32))

@@ -93,7 +93,7 @@ def output_is_projection_of_attention_and_local_terms(config: Config) -> None:
         # A class token has no neighbours on the map.
         if term is not None:
             expected[:, 1:] += term
-    expected = mixer.proj(expected)
+    expected = mixer.proj(expected if mixer.gate is None else expected * mixer.gate(x))
     torch.testing.assert_close(mixer(x, HW, x), expected, rtol=1e-10, atol=1e-12)
     before = x.clone()
     with torch.inference_mode():

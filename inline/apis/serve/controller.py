@@ -193,7 +193,7 @@ class Controller:
 
     def max_heads(self) -> int:
         """Return the largest number of heads of any layer."""
-        return max(layer.mixer.num_heads for model in self.models for layer in model.analysis_model.layers)
+        return max(layer.mixer.weight_heads for model in self.models for layer in model.analysis_model.layers)
 
     def upload(self, path: Path, head: int | None = None, score_thr: float = DEFAULT_SCORE_THR) -> PageUpdate:
         """Handle an uploaded image; `head` and `score_thr` are the current choices of the page."""

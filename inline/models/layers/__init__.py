@@ -20,6 +20,7 @@ from inline.models.layers.position import (
     LocallyEnhancedPosition,
     PositionEmbedding,
     RelativePositionBias,
+    convolve_channels,
 )
 from inline.models.layers.windows import WindowPartition, full_map, stripes, swin_windows
 
@@ -33,6 +34,7 @@ __all__ = [
     'PositionEmbedding',
     'RelativePositionBias',
     'WindowPartition',
+    'convolve_channels',
     'full_map',
     'has_hooks',
     'ignore_global_hooks',

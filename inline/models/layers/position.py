@@ -39,7 +39,11 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Add the table to tokens (B, h·w, dim)."""
-        return x + map_to_tokens(resize_table(self.weight, hw, self.mode))
+        return x + map_to_tokens(self.table(hw))
+
+    def table(self, hw: tuple[int, int]) -> Tensor:
+        """Return the table for a map of (h, w), as (1, dim, h, w)."""
+        return resize_table(self.weight, hw, self.mode)
 
 
 class RelativePositionBias(nn.Module):
@@ -91,15 +95,20 @@ class LocallyEnhancedPosition(nn.Module):
 
     def forward(self, v: Tensor, hw: tuple[int, int], channels: slice) -> Tensor:
         """(B, P + h·w, c), a slice of the C channels → (B, h·w, c)."""
-        maps = tokens_to_map(v[:, v.shape[1] - hw[0] * hw[1] :], hw)
-        if is_plain(self.conv, nn.Conv2d):
-            bias = None if self.conv.bias is None else self.conv.bias[channels]
-            out = F.conv2d(maps, self.conv.weight[channels], bias, padding=1, groups=v.shape[2])
-        else:
-            # The module expects all C channels: the others are zero.
-            others = (channels.start, self.conv.in_channels - channels.stop)
-            out = self.conv(F.pad(maps, (0, 0, 0, 0, *others)))[:, channels]
-        return map_to_tokens(out)
+        return convolve_channels(self.conv, tokens_to_map(v[:, v.shape[1] - hw[0] * hw[1] :], hw), channels)
+
+
+def convolve_channels(conv: nn.Conv2d, maps: Tensor, channels: slice) -> Tensor:
+    """Apply a depthwise convolution of C channels to maps (B, c, h, w) of some of them, to (B, h·w, c)."""
+    if is_plain(conv, nn.Conv2d):
+        bias = None if conv.bias is None else conv.bias[channels]
+        weight = conv.weight[channels]
+        out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=maps.shape[1])
+    else:
+        # The module expects all C channels: the others are zero.
+        others = (channels.start, conv.in_channels - channels.stop)
+        out = conv(F.pad(maps, (0, 0, 0, 0, *others)))[:, channels]
+    return map_to_tokens(out)
 
 
 def resize_table(table: Tensor, hw: tuple[int, int], mode: str) -> Tensor:

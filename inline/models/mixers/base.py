@@ -39,7 +39,7 @@ class AttentionInputs:
         v: Values (b, n, c). With spatial reduction there are fewer keys and values than queries.
         make_qk: Computes the queries and keys (b, n, c). Called on first access, because not every
             attention needs them.
-        num_heads: Number of heads that share the c channels.
+        num_heads: Number of heads that share the c channels, see :attr:`AttentionMixer.weight_heads`.
         windows: The window partition of the map.
         key_mask: (b, n), False for padding; None if there is none.
         channels: The slice of the C channels that these inputs cover.
@@ -154,7 +154,17 @@ class AttentionMixer(nn.Module, ABC):
         self.split_size = split_size
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.lepe = LocallyEnhancedPosition(dim) if lepe else None
+        # Computes a factor of the output before its projection from the tokens of the block.
+        self.gate: nn.Module | None = None
         self.proj = nn.Linear(dim, dim)
+
+    @property
+    def weight_heads(self) -> int:
+        """Number of weight matrices, over which the values are split evenly.
+
+        More than ``num_heads`` if the channels of a head have different weights.
+        """
+        return self.num_heads
 
     @property
     def supports_prefix(self) -> bool:
@@ -171,7 +181,8 @@ class AttentionMixer(nn.Module, ABC):
             for term in self.local_terms(inputs):
                 out = add_to_map(out, term, inplace)
             outs.append(inputs.windows.reverse(out))
-        return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1))
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+        return self.proj(out if self.gate is None else out * self.gate(x))
 
     def partition_inputs(
         self, x: Tensor, hw: tuple[int, int], prenorm_x: Tensor | None = None
@@ -185,7 +196,7 @@ class AttentionMixer(nn.Module, ABC):
             yield AttentionInputs(
                 v=windows.partition(v[..., channels]),
                 make_qk=partial(_partition_qk, make_qk, windows, channels),
-                num_heads=self.num_heads // len(partitions),
+                num_heads=self.weight_heads // len(partitions),
                 windows=windows,
                 key_mask=windows.key_mask(x.shape[0], x.device),
                 channels=channels,
@@ -226,14 +237,18 @@ class AttentionMixer(nn.Module, ABC):
         if local is not None:
             yield local
         if self.lepe is not None:
-            yield self.lepe(zero_masked(inputs.v, inputs.key_mask), inputs.hw, inputs.channels)
+            yield self.lepe(self.local_values(inputs), inputs.hw, inputs.channels)
+
+    def local_values(self, inputs: AttentionInputs) -> Tensor:
+        """Return the values that LePE convolves, (b, P + h·w, c), zero at padding."""
+        return zero_masked(inputs.v, inputs.key_mask)
 
     @abstractmethod
     def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
         """Return the weight of each key for the selected queries, (b, heads, M, N), by the naive reference.
 
-        These are the weights of the attention without local terms: applied to the values they give
-        ``attend(inputs)``.
+        These are the weights of the attention without local terms and gate: applied to the values they give
+        ``attend(inputs)``. There are ``inputs.num_heads`` of them.
         """
 
 

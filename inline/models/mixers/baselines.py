@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from inline.models.layers import MAX_WIDTH, is_plain, map_to_tokens, returns_new_tensor, tokens_to_map
+from inline.models.layers import MAX_WIDTH, is_plain, map_to_tokens, returns_new_tensor
 from inline.models.mixers.base import (
     ALL_QUERIES,
     AttentionInputs,
@@ -13,6 +13,7 @@ from inline.models.mixers.base import (
     MixerOptions,
     merge_heads,
 )
+from inline.models.mixers.convolutions import convolve_heads, depthwise, make_depthwise, value_maps
 from inline.models.mixers.inline import make_kernel
 from inline.models.mixers.registry import register_mixer
 from inline.ops import (
@@ -31,12 +32,9 @@ from inline.ops import (
     transnormer_attention,
     transnormer_attention_weights,
 )
-from inline.ops.tokens import zero_masked
 from inline.utils.arguments import check_range
-from inline.utils.errors import UserError
 
 # Sanity limits: larger values are almost certainly typos.
-MAX_KERNEL_SIZE = 63
 MAX_POWER = 16
 MAX_ITERATIONS = 100
 
@@ -143,13 +141,7 @@ class FLattenMixer(AttentionMixer):
     def local(self, inputs: AttentionInputs) -> Tensor | None:
         if self.conv is None:
             return None
-        maps, heads = _value_maps(inputs), inputs.num_heads
-        if is_plain(self.conv, nn.Conv2d):
-            bias = None if self.conv.bias is None else self.conv.bias.repeat(heads)
-            return _depthwise(maps, self.conv.weight.repeat(heads, 1, 1, 1), bias)
-        # Heads share the kernels, so they are folded into the batch: (b·heads, d, h, w).
-        out = self.conv(maps.unflatten(1, (heads, -1)).flatten(0, 1))
-        return map_to_tokens(out.unflatten(0, (-1, heads)).flatten(1, 2))
+        return convolve_heads(self.conv, value_maps(inputs), inputs.num_heads)
 
     def _scale(self, inputs: AttentionInputs) -> Tensor:
         """Return the positive divisors of the input channels, (heads, d)."""
@@ -242,11 +234,11 @@ class NystromMixer(AttentionMixer):
     def local(self, inputs: AttentionInputs) -> Tensor | None:
         if self.conv is None:
             return None
-        maps, heads = _value_maps(inputs), inputs.num_heads
+        maps, heads = value_maps(inputs), inputs.num_heads
         head_dim = maps.shape[1] // heads
         if is_plain(self.conv, nn.Conv2d):
             weight = self.conv.weight.repeat_interleave(head_dim, dim=0)
-            return _depthwise(maps, weight[inputs.channels], None)
+            return depthwise(maps, weight[inputs.channels], None)
         # The channels of a head share a kernel, so they are folded into the batch: (b·d, heads, h, w).
         # Stripes have half of the heads each; the convolution takes all of them.
         maps = maps.unflatten(1, (heads, -1)).transpose(1, 2).flatten(0, 1)
@@ -271,26 +263,3 @@ class TransNormerMixer(AttentionMixer):
     def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
         q, k, v = inputs.heads()
         return transnormer_attention_weights(q[:, :, queries], k, v, key_mask=inputs.key_mask)
-
-
-def make_depthwise(channels: int, conv_size: int | None, bias: bool = True) -> nn.Conv2d | None:
-    """Return a depthwise convolution that keeps the size of a map; None if ``conv_size`` is None."""
-    if conv_size is None:
-        return None
-    if not 1 <= conv_size <= MAX_KERNEL_SIZE or conv_size % 2 == 0:
-        raise UserError(
-            f'conv_size {conv_size}: must be odd and from 1 to {MAX_KERNEL_SIZE}, or None for no convolution'
-        )
-    return nn.Conv2d(channels, channels, conv_size, padding=conv_size // 2, groups=channels, bias=bias)
-
-
-def _depthwise(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve each channel of maps (b, c, h, w) with weight (c, 1, side, side), to tokens (b, h·w, c)."""
-    out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=maps.shape[1])
-    return map_to_tokens(out)
-
-
-def _value_maps(inputs: AttentionInputs) -> Tensor:
-    """Return the values of the map tokens as (b, c, h, w), zero at padding."""
-    v = zero_masked(inputs.v, inputs.key_mask)
-    return tokens_to_map(v[:, v.shape[1] - inputs.hw[0] * inputs.hw[1] :], inputs.hw)

@@ -1,38 +1,20 @@
 """The softmax attention mixer: plain, with PVT's spatial reduction, in Swin's windows or CSwin's stripes."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack
 
-from inline.models.layers import (
-    PatchEmbed,
-    RelativePositionBias,
-    WindowPartition,
-    is_plain,
-    returns_new_tensor,
-    tokens_to_map,
-)
-from inline.models.mixers.base import (
-    ALL_QUERIES,
-    AttentionInputs,
-    AttentionMixer,
-    MakeQK,
-    MixerOptions,
-    linear_rows,
-    merge_heads,
-)
+from inline.models.layers import RelativePositionBias, WindowPartition, returns_new_tensor
+from inline.models.mixers.base import ALL_QUERIES, AttentionInputs, MixerOptions, merge_heads
+from inline.models.mixers.reduction import ReducedMixer
 from inline.models.mixers.registry import register_mixer
 from inline.ops import softmax_attention, softmax_attention_weights
 from inline.ops.tokens import zero_masked
-from inline.utils.arguments import check_range
 from inline.utils.errors import UserError
-
-# Sanity limit: larger values are almost certainly typos.
-MAX_REDUCTION = 64
 
 
 @register_mixer('Softmax')
-class SoftmaxMixer(AttentionMixer):
+class SoftmaxMixer(ReducedMixer):
     """Softmax attention, plain as in DeiT or as in PVT, Swin or CSwin.
 
     Args:
@@ -54,35 +36,16 @@ class SoftmaxMixer(AttentionMixer):
         relative_position: bool = False,
         **shared: Unpack[MixerOptions],
     ) -> None:
-        super().__init__(dim, num_heads, **shared)
-        check_range('sr_ratio', sr_ratio, 1, MAX_REDUCTION)
-        if sr_ratio > 1 and (self.window_size or self.split_size or self.lepe):
-            raise UserError(f'sr_ratio {sr_ratio}: not supported with windows, stripes or lepe')
+        super().__init__(dim, num_heads, sr_ratio=sr_ratio, **shared)
+        if self.reduction is not None and self.lepe is not None:
+            raise UserError(f'sr_ratio {sr_ratio}: not supported with lepe')
         if relative_position and self.window_size is None:
             raise UserError('relative_position True: requires a window_size')
-        self.reduction = PatchEmbed(dim, dim, sr_ratio) if sr_ratio > 1 else None
         self.position = (
             RelativePositionBias((self.window_size, self.window_size), num_heads)
             if relative_position and self.window_size is not None
             else None
         )
-
-    @property
-    def supports_prefix(self) -> bool:
-        return super().supports_prefix and self.reduction is None
-
-    def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
-        if self.reduction is None:
-            return super().project(x, hw)
-        # One qkv layer with and without reduction, so that the weights have the same names.
-        dim = x.shape[-1]
-        reduced, _ = self.reduction(tokens_to_map(x, hw))
-        if is_plain(self.qkv, nn.Linear):
-            q, kv = linear_rows(self.qkv, x, slice(dim)), linear_rows(self.qkv, reduced, slice(dim, None))
-        else:
-            q, kv = self.qkv(x)[..., :dim], self.qkv(reduced)[..., dim:]
-        k, v = kv.chunk(2, dim=-1)
-        return v, lambda: (q, k)
 
     @returns_new_tensor
     def attend(self, inputs: AttentionInputs) -> Tensor:
