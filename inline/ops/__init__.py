@@ -1,5 +1,6 @@
 """Attention maths: pure functions on tensors, each fast path next to its naive reference."""
 
+from inline.ops.agent_attention import agent_attention, agent_attention_naive, agent_attention_weights
 from inline.ops.cosformer_attention import (
     cosformer_attention,
     cosformer_attention_naive,
@@ -33,6 +34,9 @@ from inline.ops.transnormer_attention import (
 __all__ = [
     'KERNELS',
     'Kernel',
+    'agent_attention',
+    'agent_attention_naive',
+    'agent_attention_weights',
     'apply_kernel',
     'cosformer_attention',
     'cosformer_attention_naive',

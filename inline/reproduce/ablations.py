@@ -55,6 +55,7 @@ _BASELINES = {
     'transnormer': 'TransNormer',
     'flatten': 'FLatten',
     'mlla': 'MLLA',
+    'agent': 'Agent Attention',
     'inline': 'InLine',
 }
 _KERNELS = {

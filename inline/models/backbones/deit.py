@@ -139,6 +139,8 @@ class InLineDeiT(Backbone):
 
 
 def _build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixer:
+    if config.get('type') == 'Agent':
+        config = {'class_token': True, **config}
     mixer = build_mixer(config, dim, num_heads)
     if not mixer.supports_prefix:
         raise UserError(

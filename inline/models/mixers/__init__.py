@@ -1,5 +1,6 @@
 """Token mixers: projections around one call into ``inline.ops``, with ``forward(x, hw)``."""
 
+from inline.models.mixers.agent import AgentMixer
 from inline.models.mixers.base import (
     ALL_QUERIES,
     AttentionInputs,
@@ -24,6 +25,7 @@ from inline.models.mixers.softmax import SoftmaxMixer
 __all__ = [
     'ALL_QUERIES',
     'MIXERS',
+    'AgentMixer',
     'AttentionInputs',
     'AttentionMixer',
     'CosFormerMixer',
