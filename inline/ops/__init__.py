@@ -24,6 +24,11 @@ from inline.ops.linear_attention import linear_attention, linear_attention_naive
 from inline.ops.local_residual import local_residual, local_residual_naive
 from inline.ops.mlla_attention import mlla_attention, mlla_attention_naive, mlla_attention_weights
 from inline.ops.nystrom_attention import nystrom_attention, nystrom_attention_naive, nystrom_attention_weights
+from inline.ops.polaformer_attention import (
+    polaformer_attention,
+    polaformer_attention_naive,
+    polaformer_attention_weights,
+)
 from inline.ops.softmax_attention import softmax_attention, softmax_attention_naive, softmax_attention_weights
 from inline.ops.transnormer_attention import (
     transnormer_attention,
@@ -63,6 +68,9 @@ __all__ = [
     'nystrom_attention',
     'nystrom_attention_naive',
     'nystrom_attention_weights',
+    'polaformer_attention',
+    'polaformer_attention_naive',
+    'polaformer_attention_weights',
     'softmax_attention',
     'softmax_attention_naive',
     'softmax_attention_weights',

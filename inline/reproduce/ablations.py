@@ -56,6 +56,7 @@ _BASELINES = {
     'flatten': 'FLatten',
     'mlla': 'MLLA',
     'agent': 'Agent Attention',
+    'polaformer': 'PolaFormer',
     'inline': 'InLine',
 }
 _KERNELS = {

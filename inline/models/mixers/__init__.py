@@ -18,6 +18,7 @@ from inline.models.mixers.baselines import (
     NystromMixer,
     TransNormerMixer,
 )
+from inline.models.mixers.gated import PolaFormerMixer
 from inline.models.mixers.inline import InLineMixer, flop_counting
 from inline.models.mixers.registry import MIXERS, build_mixer, default_mixers, expand_mixers, register_mixer
 from inline.models.mixers.softmax import SoftmaxMixer
@@ -36,6 +37,7 @@ __all__ = [
     'MLLAMixer',
     'MixerOptions',
     'NystromMixer',
+    'PolaFormerMixer',
     'SoftmaxMixer',
     'TransNormerMixer',
     'build_mixer',
