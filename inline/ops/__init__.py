@@ -29,6 +29,7 @@ from inline.ops.polaformer_attention import (
     polaformer_attention_naive,
     polaformer_attention_weights,
 )
+from inline.ops.rala_attention import rala_attention, rala_attention_naive, rala_attention_weights
 from inline.ops.softmax_attention import softmax_attention, softmax_attention_naive, softmax_attention_weights
 from inline.ops.transnormer_attention import (
     transnormer_attention,
@@ -71,6 +72,9 @@ __all__ = [
     'polaformer_attention',
     'polaformer_attention_naive',
     'polaformer_attention_weights',
+    'rala_attention',
+    'rala_attention_naive',
+    'rala_attention_weights',
     'softmax_attention',
     'softmax_attention_naive',
     'softmax_attention_weights',

@@ -57,6 +57,7 @@ _BASELINES = {
     'mlla': 'MLLA',
     'agent': 'Agent Attention',
     'polaformer': 'PolaFormer',
+    'rala': 'RALA',
     'inline': 'InLine',
 }
 _KERNELS = {

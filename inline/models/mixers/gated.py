@@ -20,6 +20,8 @@ from inline.models.mixers.registry import register_mixer
 from inline.ops import (
     polaformer_attention,
     polaformer_attention_weights,
+    rala_attention,
+    rala_attention_weights,
 )
 from inline.ops.tokens import count_prefix
 from inline.utils.arguments import check_range, checked
@@ -145,3 +147,19 @@ class ConvolvedGatedMixer(AttentionMixer):
         return (
             None if self.conv is None else convolve_channels(self.conv, value_maps(inputs), inputs.channels)
         )
+
+
+@register_mixer('RALA')
+class RALAMixer(ConvolvedGatedMixer):
+    """RALA's rank-augmented linear attention, convolution and gate, see :mod:`inline.ops.rala_attention`.
+
+    With windows or stripes, the mean query and the importance of keys are those of a window.
+    """
+
+    @returns_new_tensor
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        return merge_heads(rala_attention(*inputs.heads(), inputs.hw, key_mask=inputs.key_mask))
+
+    def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
+        q, k, _ = inputs.heads()
+        return rala_attention_weights(q, k, inputs.hw, queries=queries, key_mask=inputs.key_mask)
