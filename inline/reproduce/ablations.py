@@ -58,6 +58,7 @@ _BASELINES = {
     'agent': 'Agent Attention',
     'polaformer': 'PolaFormer',
     'rala': 'RALA',
+    'mala': 'MALA',
     'inline': 'InLine',
 }
 _KERNELS = {

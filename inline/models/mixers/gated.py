@@ -18,6 +18,8 @@ from inline.models.mixers.convolutions import convolve_heads, make_depthwise, va
 from inline.models.mixers.reduction import ReducedMixer
 from inline.models.mixers.registry import register_mixer
 from inline.ops import (
+    mala_attention,
+    mala_attention_weights,
     polaformer_attention,
     polaformer_attention_weights,
     rala_attention,
@@ -163,3 +165,16 @@ class RALAMixer(ConvolvedGatedMixer):
     def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
         q, k, _ = inputs.heads()
         return rala_attention_weights(q, k, inputs.hw, queries=queries, key_mask=inputs.key_mask)
+
+
+@register_mixer('MALA')
+class MALAMixer(ConvolvedGatedMixer):
+    """MALA's magnitude-aware linear attention, convolution and gate, see :mod:`inline.ops.mala_attention`."""
+
+    @returns_new_tensor
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        return merge_heads(mala_attention(*inputs.heads(), inputs.hw, key_mask=inputs.key_mask))
+
+    def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
+        q, k, _ = inputs.heads()
+        return mala_attention_weights(q, k, inputs.hw, queries=queries, key_mask=inputs.key_mask)
