@@ -1,6 +1,11 @@
 """Attention maths: pure functions on tensors, each fast path next to its naive reference."""
 
 from inline.ops.agent_attention import agent_attention, agent_attention_naive, agent_attention_weights
+from inline.ops.circulant_attention import (
+    circulant_attention,
+    circulant_attention_naive,
+    circulant_attention_weights,
+)
 from inline.ops.cosformer_attention import (
     cosformer_attention,
     cosformer_attention_naive,
@@ -45,6 +50,9 @@ __all__ = [
     'agent_attention_naive',
     'agent_attention_weights',
     'apply_kernel',
+    'circulant_attention',
+    'circulant_attention_naive',
+    'circulant_attention_weights',
     'cosformer_attention',
     'cosformer_attention_naive',
     'cosformer_attention_weights',

@@ -18,7 +18,7 @@ from inline.models.mixers.baselines import (
     NystromMixer,
     TransNormerMixer,
 )
-from inline.models.mixers.gated import MALAMixer, PolaFormerMixer, RALAMixer
+from inline.models.mixers.gated import CirculantMixer, MALAMixer, PolaFormerMixer, RALAMixer
 from inline.models.mixers.inline import InLineMixer, flop_counting
 from inline.models.mixers.registry import MIXERS, build_mixer, default_mixers, expand_mixers, register_mixer
 from inline.models.mixers.softmax import SoftmaxMixer
@@ -29,6 +29,7 @@ __all__ = [
     'AgentMixer',
     'AttentionInputs',
     'AttentionMixer',
+    'CirculantMixer',
     'CosFormerMixer',
     'EfficientMixer',
     'FLattenMixer',

@@ -18,6 +18,8 @@ from inline.models.mixers.convolutions import convolve_heads, make_depthwise, va
 from inline.models.mixers.reduction import ReducedMixer
 from inline.models.mixers.registry import register_mixer
 from inline.ops import (
+    circulant_attention,
+    circulant_attention_weights,
     mala_attention,
     mala_attention_weights,
     polaformer_attention,
@@ -178,3 +180,41 @@ class MALAMixer(ConvolvedGatedMixer):
     def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
         q, k, _ = inputs.heads()
         return mala_attention_weights(q, k, inputs.hw, queries=queries, key_mask=inputs.key_mask)
+
+
+@register_mixer('Circulant')
+class CirculantMixer(AttentionMixer):
+    """Circulant Attention and its gate with SiLU, see :mod:`inline.ops.circulant_attention`.
+
+    Every channel has its own weights, so ``num_heads`` matters for prefix tokens only. The cost is
+    O(N log N). With windows or stripes, each window is a torus.
+
+    Args:
+        dim, num_heads, shared: see :class:`AttentionMixer`; qkv_bias defaults to False, as in the authors'
+            models.
+        gate: Whether to multiply the output by the gate.
+    """
+
+    permutation_equivariant = False
+
+    def __init__(
+        self, dim: int, num_heads: int, *, gate: bool = True, **shared: Unpack[MixerOptions]
+    ) -> None:
+        shared.setdefault('qkv_bias', False)
+        super().__init__(dim, num_heads, **shared)
+        self.head_dim = dim // num_heads
+        self.gate = nn.Sequential(nn.Linear(dim, dim), nn.SiLU()) if gate else None
+
+    @property
+    def weight_heads(self) -> int:
+        """One per channel."""
+        return self.num_heads * self.head_dim
+
+    @returns_new_tensor
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        q, k, v = (split_heads(x, inputs.num_heads // self.head_dim) for x in (inputs.q, inputs.k, inputs.v))
+        return merge_heads(circulant_attention(q, k, v, inputs.hw, key_mask=inputs.key_mask))
+
+    def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
+        q, k = (split_heads(x, inputs.num_heads // self.head_dim) for x in (inputs.q, inputs.k))
+        return circulant_attention_weights(q, k, inputs.hw, queries=queries, key_mask=inputs.key_mask)
