@@ -28,6 +28,7 @@ from inline.ops.kernels import KERNELS, Kernel, apply_kernel
 from inline.ops.linear_attention import linear_attention, linear_attention_naive, linear_attention_weights
 from inline.ops.local_residual import local_residual, local_residual_naive
 from inline.ops.mala_attention import mala_attention, mala_attention_naive, mala_attention_weights
+from inline.ops.mhla_attention import mhla_attention, mhla_attention_naive, mhla_attention_weights
 from inline.ops.mlla_attention import mlla_attention, mlla_attention_naive, mlla_attention_weights
 from inline.ops.nystrom_attention import nystrom_attention, nystrom_attention_naive, nystrom_attention_weights
 from inline.ops.polaformer_attention import (
@@ -75,6 +76,9 @@ __all__ = [
     'mala_attention',
     'mala_attention_naive',
     'mala_attention_weights',
+    'mhla_attention',
+    'mhla_attention_naive',
+    'mhla_attention_weights',
     'mlla_attention',
     'mlla_attention_naive',
     'mlla_attention_weights',

@@ -59,6 +59,7 @@ _BASELINES = {
     'polaformer': 'PolaFormer',
     'rala': 'RALA',
     'mala': 'MALA',
+    'mhla': 'MHLA',
     'circulant': 'Circulant Attention',
     'inline': 'InLine',
 }

@@ -20,6 +20,7 @@ from inline.models.mixers.baselines import (
 )
 from inline.models.mixers.gated import CirculantMixer, MALAMixer, PolaFormerMixer, RALAMixer
 from inline.models.mixers.inline import InLineMixer, flop_counting
+from inline.models.mixers.mhla import MHLAMixer
 from inline.models.mixers.registry import MIXERS, build_mixer, default_mixers, expand_mixers, register_mixer
 from inline.models.mixers.softmax import SoftmaxMixer
 
@@ -36,6 +37,7 @@ __all__ = [
     'InLineMixer',
     'LinearMixer',
     'MALAMixer',
+    'MHLAMixer',
     'MLLAMixer',
     'MixerOptions',
     'NystromMixer',

@@ -1,0 +1,2 @@
+_base_ = '../../../_base_/ablations/deit_digits.py'
+model = dict(backbone=dict(mixers=dict(type='MHLA')))
