@@ -72,6 +72,12 @@ GLOBAL_MIXERS: tuple[dict[str, Any], ...] = (
     {'type': 'MLLA', 'lepe': True, 'wrap': True},
     {'type': 'Nystrom', 'num_landmarks': 4, 'iterations': 3, 'conv_size': None},
     {'type': 'TransNormer'},
+    {'type': 'Agent', 'num_agents': 4, 'bias_size': 3, 'sr_ratio': 1},
+    {'type': 'PolaFormer', 'position_size': 3, 'conv_size': 3, 'gate': True},
+    {'type': 'RALA', 'conv_size': 3, 'gate': False},
+    {'type': 'MALA', 'conv_size': None},
+    {'type': 'MHLA', 'grid': 2, 'transform': 'cos'},
+    {'type': 'Circulant', 'gate': True},
 )
 WINDOW_MIXERS: tuple[dict[str, Any], ...] = (
     {'type': 'InLine', 'window_size': 3, 'shift': True, 'wrap': False},
@@ -79,6 +85,8 @@ WINDOW_MIXERS: tuple[dict[str, Any], ...] = (
     {'type': 'Linear', 'split_size': 1},
     {'type': 'FLatten', 'window_size': 2},
     {'type': 'Nystrom', 'split_size': 2, 'num_landmarks': 2},
+    {'type': 'Agent', 'window_size': 3, 'num_agents': 4},
+    {'type': 'MHLA', 'split_size': 2, 'grid': 2},
 )
 # Numbers that must be at least 1, and for which a million is a typo.
 SIZES = {

@@ -170,6 +170,10 @@ LAYERS: list[tuple[Config, str]] = [
     ({'type': 'FLatten', 'split_size': 3}, 'conv'),
     ({'type': 'Nystrom'}, 'conv'),
     ({'type': 'Nystrom', 'split_size': 3}, 'conv'),
+    ({'type': 'PolaFormer', 'split_size': 3}, 'conv'),
+    ({'type': 'PolaFormer', 'sr_ratio': 2}, 'qkv'),
+    ({'type': 'RALA'}, 'gate'),
+    ({'type': 'MHLA', 'split_size': 3}, 'conv'),
 ]
 
 
