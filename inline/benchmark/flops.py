@@ -1,9 +1,11 @@
 """Parameters and multiply-adds of a model and its modules.
 
 Counts follow MMEngine and fvcore: one per multiply-add of a matrix product or convolution, five per output
-element of a norm. Attention counts the products that it computes, so the cost of InLine is linear. InLine is
-counted with explicit queries and keys, as in papers; its fast path saves some of these products for long
-sequences. Other element-wise operations and mmcv operators such as RoIAlign are not counted.
+element of a norm. A Fourier transform of n real numbers counts 1.25 · n · log₂ n multiply-adds, a quarter of
+the usual estimate of 5 · n · log₂ n operations on complex numbers. Attention counts the products that it
+computes, so the cost of InLine is linear. InLine is counted with explicit queries and keys, as in papers; its
+fast path saves some of these products for long sequences. Other element-wise operations, such as the RMS norm
+of queries and keys in MHLA, and mmcv operators such as RoIAlign are not counted.
 """
 
 import math
@@ -103,6 +105,22 @@ def _attention_flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: A
     return 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 
+def _real_fft_flops(shape: Sequence[int], dims: Sequence[int]) -> int:
+    """Return the FLOPs of the Fourier transforms of real numbers of ``shape`` over some of its axes."""
+    points = math.prod(shape[dim] for dim in dims)
+    return round(2.5 * math.prod(shape) * math.log2(points))
+
+
+def _forward_fft_flops(real: Sequence[int], dims: Sequence[int], *_: Any, **__: Any) -> int:
+    return _real_fft_flops(real, dims)
+
+
+def _inverse_fft_flops(
+    _spectrum: Sequence[int], dims: Sequence[int], *_: Any, out_shape: Sequence[int], **__: Any
+) -> int:
+    return _real_fft_flops(out_shape, dims)
+
+
 # Operators that torch's counter does not know or does not count.
 _FORMULAS = {
     torch.ops.aten.native_layer_norm: _norm_flops,
@@ -110,4 +128,6 @@ _FORMULAS = {
     torch.ops.aten.native_batch_norm: _norm_flops,
     torch.ops.aten.cudnn_batch_norm: _norm_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._fft_r2c: _forward_fft_flops,
+    torch.ops.aten._fft_c2r: _inverse_fft_flops,
 }

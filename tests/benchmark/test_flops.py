@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from inline.benchmark.flops import count_flops
-from inline.models.mixers import InLineMixer, SoftmaxMixer
+from inline.models.mixers import InLineMixer, SoftmaxMixer, build_mixer
 
 
 class Head(nn.Module):
@@ -58,3 +58,45 @@ def test_softmax_is_counted_as_quadratic() -> None:
     x = torch.randn(1, 64, 16)
     total = count_flops(mixer, lambda: mixer(x, (8, 8)))[-1].multiply_adds
     assert total == 64 * 16 * 4 * 16 + 2 * 64 * 64 * 16
+
+
+# Multiply-adds of n tokens with C = 16 channels in heads of d = 8: projections, attention, convolution.
+N, C, D = 64, 16, 8
+COSTS = {
+    # Agents with keys and values, queries with agents and their values.
+    'Agent': 4 * N * C * C + 4 * 49 * N * C + 9 * N * C,
+    # For equal and opposite signs: keys of 2d features with d/2 values, queries with both, divisors.
+    'PolaFormer': 5 * N * C * C + 4 * N * C * D + 4 * N * C + 25 * N * C,
+    # Keys with values, queries with both, divisors, importance of the keys.
+    'RALA': 5 * N * C * C + 2 * N * C * D + 2 * N * C + 25 * N * C,
+    'MALA': 5 * N * C * C + 2 * N * C * D + N * C + 25 * N * C,
+    # Sums of blocks with a channel of ones, queries with the sums, divisors, 16 × 16 mixtures of both.
+    'MHLA': 4 * N * C * C
+    + N * C * (2 * D + 1)
+    + N * C
+    + 16 * 16 * C * (D + 1)
+    + 16 * N * C // D
+    + 25 * N * C,
+    # Six Fourier transforms of every channel: queries, keys, scores, weights, values, output.
+    'Circulant': 5 * N * C * C + 6 * C * int(1.25 * N * 6),
+}
+
+
+@pytest.mark.parametrize('kind', COSTS)
+def test_cost_of_baselines_by_hand(kind: str) -> None:
+    mixer = build_mixer({'type': kind}, C, C // D).eval()
+    x = torch.randn(1, N, C)
+    assert count_flops(mixer, lambda: mixer(x, (8, 8)))[-1].multiply_adds == COSTS[kind]
+
+
+@pytest.mark.parametrize('kind', COSTS)
+def test_cost_of_baselines_grows_as_the_number_of_tokens(kind: str) -> None:
+    """Times 4 from 32×32 to 64×64 tokens; the transforms of circulant attention grow by 4 · 12 / 10."""
+    totals = []
+    with torch.device('meta'):
+        mixer = build_mixer({'type': kind}, C, C // D).eval()
+        for side in (32, 64):
+            x = torch.empty(1, side**2, C)
+            totals.append(count_flops(mixer, lambda: mixer(x, (side, side)))[-1].multiply_adds)  # noqa: B023
+    share = 6 * C * 1.25 * 1024 * 10 / totals[0] if kind == 'Circulant' else 0
+    assert totals[1] / totals[0] == pytest.approx(4 * (1 + 0.2 * share), rel=0.02)
