@@ -135,7 +135,7 @@ class LengthProbe(Probe):
         return AttentionInputs(
             v=v,
             make_qk=lambda: (make_queries()[0], make_keys()[1]),
-            num_heads=SETTINGS.heads,
+            num_heads=self.mixer.weight_heads,
             windows=full_map(SETTINGS.hw),
             key_mask=None,
             channels=slice(0, SETTINGS.dim),

@@ -30,7 +30,11 @@ BLIND_TO_LENGTH = (
     'FLatten',
     'FLatten-no-conv',
 )
-SENSITIVE_TO_LENGTH = tuple(name for name in MIXER_ROWS if name not in BLIND_TO_LENGTH)
+# Normalises queries before the kernel.
+NORMALIZES_QUERIES = ('MHLA',)
+SENSITIVE_TO_LENGTH = tuple(
+    name for name in MIXER_ROWS if name not in (*BLIND_TO_LENGTH, *NORMALIZES_QUERIES)
+)
 
 
 def make_generator(seed: int = 0) -> torch.Generator:
@@ -147,6 +151,14 @@ def test_leak_of_relu_attention_is_bounded_by_its_epsilon() -> None:
     out = attended(probe, points)
     leak = (attended(probe, 8 * points) - out).abs().max() / out.abs().max()
     assert 0 < leak < kernels.EPSILON / smallest
+
+
+@pytest.mark.parametrize('name', NORMALIZES_QUERIES)
+def test_a_norm_of_the_queries_removes_their_length(name: str) -> None:
+    probe = length_probe(name)
+    points, _ = probe.sample_train(2, make_generator())
+    out = attended(probe, points.double())
+    torch.testing.assert_close(attended(probe, 8 * points.double()), out, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize('name', SENSITIVE_TO_LENGTH)
