@@ -37,6 +37,7 @@ COMMANDS = {
     'serve': Command('serve', 'try a model in a browser', ('openmmlab', 'serve')),
     'convert': Command('convert', "convert a checkpoint of InLine's authors, or strip one of ours", ()),
     'publish': Command('publish', 'write the weights of a checkpoint with a model card', ()),
+    'linearize': Command('linearize', 'turn a trained softmax model into an InLine model'),
     'prepare-data': Command('prepare_data', 'check a public dataset and link it for the configs'),
     'reproduce': Command('reproduce', 'list, show and measure the rows of the tables of the paper'),
     'ablate': Command('ablate', 'train the rows of an ablation and summarise them'),
