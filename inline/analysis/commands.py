@@ -13,13 +13,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from inline.analysis import figures
-from inline.analysis.injectivity import (
-    QUERY_LENGTHS,
-    TOLERANCE,
-    layer_collisions,
-    make_collinear_queries,
-    max_distance,
-)
+from inline.analysis.illustration import make_figure1
+from inline.analysis.injectivity import TOLERANCE, layer_collisions, max_distance
 from inline.analysis.layers import Layer, capture_inputs
 from inline.analysis.locality import Locality, layer_locality
 from inline.analysis.maps import LayerMaps, Pixel, check_query, layer_maps
@@ -71,21 +66,25 @@ def load_models(args: argparse.Namespace) -> list[tuple[AnalysisModel, Loader]]:
 
 
 def run_illustration(args: argparse.Namespace) -> None:
-    example = make_collinear_queries()
+    panels = make_figure1()
     folder = make_folder('--out', args.out)
     write_csv(
         folder / 'illustration.csv',
-        ('attention', 'query length', 'key', 'weight'),
+        ('panel', 'kernel', 'attention', 'query', 'k1', 'k2', 'k3', 'k4'),
         [
-            (name, length, key + 1, float(weights[query, key]))
-            for name, weights in example.weights.items()
-            for query, length in enumerate(QUERY_LENGTHS)
-            for key in range(len(example.keys))
+            (panel.name, panel.kernel, name, f'q{query + 1}', *row)
+            for panel in panels
+            for name, weights in panel.weights.items()
+            for query, row in enumerate(weights.tolist())
         ],
     )
-    figures.draw_illustration(example, folder / 'illustration.png')
-    rows = [(name, max_distance(weights)) for name, weights in example.weights.items()]
-    columns = ('attention', 'largest L2 distance between two queries')
+    figures.draw_illustration(panels, folder / 'illustration.png')
+    rows = [
+        (panel.name, panel.kernel, name, max_distance(weights))
+        for panel in panels
+        for name, weights in panel.weights.items()
+    ]
+    columns = ('panel', 'kernel', 'attention', 'largest L2 distance between two queries')
     _print_report(columns, rows, folder, 'illustration.csv', 'illustration.png')
 
 

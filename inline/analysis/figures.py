@@ -15,13 +15,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inline.analysis.injectivity import QUERY_LENGTHS, CollinearQueries
+from inline.analysis.illustration import ATTENTIONS, Panel
 from inline.analysis.maps import LayerMaps, Pixel
 from inline.utils.drawing import CHART_COLORS
 from inline.utils.tables import Cell
 
 GRAY = '#777777'
-LENGTH_COLORS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
+# From the shortest to the longest query.
+QUERY_COLORS = ('#a6c8f2', '#5f9dea', '#2f7de1', '#123f7c')
+MAPPED_COLOR = '#c2571a'
 DPI = 160
 # Panels per row.
 MAX_COLUMNS = 3
@@ -42,34 +44,51 @@ Collisions = Mapping[str, tuple[Tensor, ...]]
 Shares = Mapping[str, tuple[float | None, ...]]
 
 
-def draw_illustration(example: CollinearQueries, path: Path) -> None:
-    """Draw the vectors, then one panel per attention with the weights of the four queries."""
-    with _new_figure(path, 13, 3.6) as figure:
-        plane, *panels = figure.subplots(1, 1 + len(example.weights), width_ratios=(1.1, 1, 1, 1))
-        _draw_vectors(plane, example)
-        keys = np.arange(len(example.keys))
-        for panel, (name, weights) in zip(panels, example.weights.items(), strict=True):
-            panel.sharey(panels[0])
-            for i, (length, color) in enumerate(zip(QUERY_LENGTHS, LENGTH_COLORS, strict=True)):
-                panel.bar(keys + 0.2 * (i - 1.5), weights[i], 0.18, color=color, label=f'{length:g}')
-            panel.axhline(0, color=GRAY, linewidth=0.8)
-            panel.set_xticks(keys, [f'$k_{key + 1}$' for key in keys])
-            panel.grid(visible=False, axis='x')
-            panel.set(title=name, xlabel='key', ylabel='attention weight')
-        panels[0].legend(title='query length', ncols=2, fontsize=8, title_fontsize=8)
+def draw_illustration(panels: Sequence[Panel], path: Path) -> None:
+    """Draw one row per panel: the vectors, and the weights of the four queries under each attention."""
+    with _new_figure(path, 13, 3.4 * len(panels)) as figure:
+        columns = 1 + len(ATTENTIONS)
+        grid = figure.subplots(
+            len(panels), columns, squeeze=False, width_ratios=[1.1] + [1] * len(ATTENTIONS)
+        )
+        for (plane, *axes_row), panel in zip(grid, panels, strict=True):
+            _draw_vectors(plane, panel)
+            for axes, (name, weights) in zip(axes_row, panel.weights.items(), strict=True):
+                _draw_weights(axes, weights)
+                axes.set(title=f'{name}, {panel.kernel}' if name != 'softmax' else name)
+        grid[0, 1].legend(ncols=4, fontsize=8, loc='upper center', columnspacing=0.8, handlelength=1)
 
 
-def _draw_vectors(axes: Any, example: CollinearQueries) -> None:
-    for (x, y), length, color in zip(
-        reversed(example.queries.tolist()), reversed(QUERY_LENGTHS), reversed(LENGTH_COLORS), strict=True
+def _draw_weights(axes: Any, weights: Tensor) -> None:
+    """Draw a group of bars per key, one bar per query, with the weight above each bar."""
+    keys = np.arange(weights.shape[1])
+    for i, (row, color) in enumerate(zip(weights.numpy(), QUERY_COLORS, strict=True)):
+        bars = axes.bar(keys + 0.22 * (i - 1.5), row, 0.2, color=color, label=f'$q_{i + 1}$')
+        axes.bar_label(bars, fmt='%.2f', rotation=90, fontsize=7, padding=2)
+    axes.set_xticks(keys, [f'$k_{key + 1}$' for key in keys])
+    axes.grid(visible=False, axis='x')
+    axes.set(ylim=(0, 0.6), ylabel='attention weight')
+
+
+def _draw_vectors(axes: Any, panel: Panel) -> None:
+    def draw_arrow(x: float, y: float, color: str, width: float, **style: Any) -> None:
+        arrow = {'arrowstyle': '-|>', 'color': color, 'linewidth': width, 'shrinkA': 0, 'shrinkB': 0}
+        axes.annotate('', (x, y), (0, 0), arrowprops={**arrow, **style})
+
+    for i, (x, y) in enumerate(panel.keys.tolist()):
+        draw_arrow(x, y, GRAY, 1.2)
+        axes.text(1.08 * x, 1.08 * y, f'$k_{i + 1}$', color='black', ha='center', va='center')
+    if panel.mapped:
+        for x, y in panel.phi(panel.queries).tolist():
+            draw_arrow(x, y, MAPPED_COLOR, 1.0, linestyle='--')
+        axes.text(x + 0.06, y, r'$\phi(q)$', color=MAPPED_COLOR, ha='left', va='top')
+    for i, ((x, y), color) in reversed(
+        list(enumerate(zip(panel.queries.tolist(), QUERY_COLORS, strict=True)))
     ):
-        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': color, 'linewidth': 2.2})
-        axes.text(x + 0.02, y - 0.1, f'$q_{length:g}$', color=color, ha='left', va='top')
-    for i, (x, y) in enumerate(example.keys.tolist()):
-        axes.annotate('', (x, y), (0, 0), arrowprops={'arrowstyle': '-|>', 'color': GRAY, 'linewidth': 1.2})
-        axes.text(1.25 * x, 1.25 * y, f'$k_{i + 1}$', color='black', ha='center', va='center')
-    axes.set(xlim=(-1.5, 3.6), ylim=(-1.5, 3), aspect='equal')
-    axes.set(title='queries and keys', xlabel='first channel', ylabel='second channel')
+        draw_arrow(x, y, color, 2.2)
+        axes.text(x - 0.09, y, f'$q_{i + 1}$', color=color, ha='right', va='center')
+    axes.set(xlim=(-0.25, 2.45), ylim=(-0.1, 2.2), aspect='equal')
+    axes.set(title=f'({panel.name}) queries and keys', xlabel='first channel', ylabel='second channel')
 
 
 def draw_injectivity(measured: Mapping[str, Collisions], tolerance: float, path: Path) -> None:

@@ -4,8 +4,7 @@ Two queries of an image collide in a head if the L2 distance of their weights is
 in the paper. With windows, only queries of the same window are compared, because only they share their keys.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from inline.analysis.layers import MAX_WEIGHTS, count_images, query_chunks, valid_queries
 from inline.models.mixers import AttentionMixer
 from inline.models.mixers.base import AttentionInputs
-from inline.ops import inline_attention_weights, linear_attention_weights, softmax_attention_weights
 
 TOLERANCE = 1e-3
 
@@ -79,43 +77,6 @@ def count_pairs(inputs: AttentionInputs) -> Tensor:
     """Return the number of query pairs within the same window per image, (images,)."""
     queries = valid_queries(inputs).sum(dim=1).unflatten(0, (count_images(inputs), -1))
     return (queries * (queries - 1) // 2).sum(dim=1)
-
-
-QUERY_LENGTHS = (1.0, 2.0, 3.0, 4.0)
-_DIRECTION = (0.8, 0.6)
-_KEYS = ((1.3, 0.2), (0.6, 1.1), (-0.1, 1.1), (-0.9, 0.4), (0.5, -0.9))
-ATTENTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    # relu is homogeneous: relu(t·q) = t·relu(q) for t > 0, and the division cancels t.
-    'linear': lambda q, k: linear_attention_weights(q, k, kernel='relu'),
-    'softmax': softmax_attention_weights,
-    'InLine': inline_attention_weights,
-}
-
-
-@dataclass(frozen=True)
-class CollinearQueries:
-    """Queries of one direction and different lengths, and their weights under three attention mechanisms.
-
-    Args:
-        queries: (4, 2).
-        keys: (5, 2).
-        weights: Attention weights (4, 5) by name of the attention.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    weights: dict[str, Tensor]
-
-
-def make_collinear_queries() -> CollinearQueries:
-    """Compute the paper's example: linear attention cannot distinguish collinear queries, the others can."""
-    queries = torch.tensor(QUERY_LENGTHS, dtype=torch.float64)[:, None] * torch.tensor(_DIRECTION)
-    keys = torch.tensor(_KEYS, dtype=torch.float64)
-    weights = {
-        name: attention_weights(queries[None, None], keys[None, None])[0, 0]
-        for name, attention_weights in ATTENTIONS.items()
-    }
-    return CollinearQueries(queries, keys, weights)
 
 
 def max_distance(weights: Tensor) -> float:

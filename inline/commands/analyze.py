@@ -12,8 +12,8 @@ from inline.utils.errors import OneLineParser
 
 OUT = Path('work_dirs/analysis')
 COMMANDS = {
-    'illustration': 'Draw the attention weights of four queries with the same direction and different '
-    'lengths under linear, softmax and InLine attention. Needs no model and no data.',
+    'illustration': 'Draw Figure 1 of the paper: the attention weights of four queries that differ only in '
+    'length after the kernel, under linear, softmax and InLine attention. Needs no model and no data.',
     'injectivity': 'Count the query pairs per image, layer and head whose attention weights differ by less '
     'than a tolerance in L2 norm.',
     'locality': 'Measure the share of attention on the 3×3 neighbourhood of a query in each layer, compared '

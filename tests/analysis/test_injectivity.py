@@ -6,13 +6,10 @@ import pytest
 import torch
 
 from inline.analysis.injectivity import (
-    ATTENTIONS,
     close_pairs,
     count_collisions,
     count_pairs,
     layer_collisions,
-    make_collinear_queries,
-    max_distance,
 )
 from inline.models.layers import swin_windows
 from inline.models.mixers import AttentionMixer, InLineMixer, SoftmaxMixer
@@ -91,14 +88,3 @@ def test_fast_distances_equal_explicit_differences() -> None:
     for tolerance in (0.5, 1.0, 1.5):
         expected = (a[:, :, None] - b[:, None]).norm(dim=-1) < tolerance
         assert torch.equal(close_pairs(a, b, tolerance), expected)
-
-
-def test_only_linear_attention_confuses_collinear_queries() -> None:
-    example = make_collinear_queries()
-    collisions = {}
-    for name, weights in example.weights.items():
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-5)
-        collisions[name] = int(close_pairs(weights[None], weights[None], 1e-3).triu(diagonal=1).sum())
-        assert (max_distance(weights) < 1e-3) == (name == 'linear')
-    assert set(collisions) == set(ATTENTIONS)
-    assert collisions == {'linear': 6, 'softmax': 0, 'InLine': 0}

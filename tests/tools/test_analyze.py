@@ -71,14 +71,14 @@ def photo(tmp_path: Path) -> Path:
 def test_illustration_needs_no_model(tmp_path: Path) -> None:
     done = run_tool('tools/analyze.py', 'illustration', '--out', tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split()[0] == 'attention'
+    assert done.stdout.startswith('panel ')
     weights = {
-        (row['attention'], row['query length'], row['key']): float(row['weight'])
+        (row['panel'], row['attention'], row['query']): float(row['k1'])
         for row in read_csv(tmp_path / 'illustration.csv')
     }
-    assert len(weights) == 3 * 4 * 5
-    assert abs(weights['linear', '1.0', '1'] - weights['linear', '4.0', '1']) < 1e-6
-    assert abs(weights['InLine', '1.0', '1'] - weights['InLine', '4.0', '1']) > 0.1
+    assert len(weights) == 2 * 3 * 4
+    assert abs(weights['a', 'linear', 'q1'] - weights['a', 'linear', 'q4']) < 1e-6
+    assert abs(weights['a', 'InLine', 'q1'] - weights['a', 'InLine', 'q4']) > 0.1
     assert_is_figure(tmp_path / 'illustration.png')
 
 
