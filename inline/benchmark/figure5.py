@@ -1,27 +1,29 @@
 """The paper's Figure 5: InLine against softmax by accuracy, window size and resolution.
 
 (a) Published accuracy against measured runtime; (b) Swin-T by window size; (c) DeiT-T by image size. The
-softmax models have their published architectures and use torch's fused attention.
+softmax models have their published architectures and use torch's fused attention. The figure overlays the
+curves of the paper: times are relative to softmax in the smallest setting, to compare two machines.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from torch import nn
 
 from inline.benchmark.timing import BenchmarkSettings, interleave, make_inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 from inline.models.backbones import deit, pvt
 from inline.utils.drawing import CHART_COLORS
+from inline.utils.errors import UserError
 from inline.utils.tables import read_csv, write_csv
 
 WINDOWS = (7, 14, 28, 56)
@@ -29,6 +31,9 @@ RESOLUTIONS = (224, 384, 512, 640, 768, 1024)
 # Sizes by their letter in the paper.
 ARCHS = {'T': 'tiny', 'S': 'small', 'M': 'medium', 'B': 'base', 'L': 'large'}
 COLORS = dict(zip(('InLine', 'softmax'), CHART_COLORS, strict=False))
+# Line styles of the points measured here and of the paper's.
+OURS: dict[str, Any] = {'linestyle': '-'}
+THEIRS: dict[str, Any] = {'linestyle': '--', 'markerfacecolor': 'white', 'linewidth': 1, 'alpha': 0.8}
 
 
 # The published softmax models have heads of 64 channels, InLine has heads of 32.
@@ -166,39 +171,113 @@ def write_points(points: Iterable[Point], path: Path) -> None:
     write_csv(path, [field.name for field in fields(Point)], map(astuple, points))
 
 
-def draw_figure5(points: Iterable[Point], path: Path) -> None:
-    """Draw the three panels side by side, with the measurement conditions below."""
-    points = list(points)
-    with mpl.rc_context({'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False}):
-        figure = Figure(figsize=(13, 4.2), layout='constrained')
-        accuracies, windows, resolutions = figure.subplots(1, 3)
-        _draw_accuracies(accuracies, [point for point in points if point.panel == 'a'])
-        _draw_times(windows, [point for point in points if point.panel == 'b'])
-        _draw_times(resolutions, [point for point in points if point.panel == 'c'])
-        accuracies.set(
-            title='(a) Accuracy against runtime', xlabel='ms per image', ylabel='published top-1 (%)'
+def read_points(path: Path) -> list[Point]:
+    """Read points that :func:`write_points` wrote."""
+    names = {field.name for field in fields(Point)}
+    lines = read_csv(path)
+    if not lines or names != set(lines[0]):
+        raise UserError(f'{str(path)!r} has no points of Figure 5: expected the columns {", ".join(names)}')
+    return [
+        Point(
+            **{
+                **line,
+                'milliseconds': float(line['milliseconds']),
+                'spread': float(line['spread']),
+                'top1': float(line['top1']) if line['top1'] else None,
+            }  # type: ignore[arg-type]
         )
-        windows.set(title='(b) Swin-T, window size', xlabel='window side (tokens)', ylabel='ms per image')
-        resolutions.set(title='(c) DeiT-T, resolution', xlabel='image side (pixels)', ylabel='ms per image')
-        figure.supxlabel(points[0].conditions, fontsize=8, color='#555555')
+        for line in lines
+    ]
+
+
+def read_paper_points(path: Path) -> list[Point]:
+    """Read the points of the paper's figure, in milliseconds or images per second, by the names used here."""
+    points = []
+    for line in read_csv(path):
+        model = line['model'].removeprefix('InLine-')
+        # "window 7" and "resolution 224"; panel (a) has one resolution.
+        setting = model if line['panel'] == 'a' else line['setting'].split()[-1]
+        points.append(
+            Point(
+                panel=line['panel'],
+                family=model.split('-')[0] if line['panel'] == 'a' else model,
+                attention='softmax' if model == line['model'] else 'InLine',
+                setting=setting,
+                milliseconds=float(line['milliseconds'] or 1e3 / float(line['fps'] or 'nan')),
+                spread=0.0,
+                top1=float(line['top1']) if line['top1'] else None,
+                conditions=line['source'],
+            )
+        )
+    return points
+
+
+def relative_times(points: Sequence[Point], paper: Sequence[Point]) -> tuple[list[Point], list[Point], str]:
+    """Divide the times of a panel by that of softmax in the smallest setting that both machines measured.
+
+    Returns:
+        The points of this machine, those of the paper, and the name of the setting.
+    """
+    softmax = [
+        {p.setting: p.milliseconds for p in side if p.attention == 'softmax'} for side in (points, paper)
+    ]
+    common = [setting for setting in softmax[0] if setting in softmax[1]]
+    if not common:
+        raise UserError('the measured points and those of the paper have no setting of softmax in common')
+    ours, theirs = (
+        [replace(p, milliseconds=p.milliseconds / times[common[0]]) for p in side]
+        for side, times in zip((points, paper), softmax, strict=True)
+    )
+    return ours, theirs, common[0]
+
+
+def draw_figure5(points: Sequence[Point], paper: Sequence[Point], path: Path) -> None:
+    """Draw the three panels side by side: solid here, dashed in the paper, with the conditions below."""
+    with mpl.rc_context({'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False}):
+        figure = Figure(figsize=(14, 4.6), layout='constrained')
+        titles = {
+            'a': ('(a) Accuracy against runtime', '{}', ''),
+            'b': ('(b) Swin-T, window size', 'window {}', 'window side (tokens)'),
+            'c': ('(c) DeiT-T, resolution', '{} pixels', 'image side (pixels)'),
+        }
+        for axes, (panel, (title, setting, label)) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+            sides = [[point for point in side if point.panel == panel] for side in (points, paper)]
+            ours, theirs, reference = relative_times(*sides)
+            time = f'time relative to softmax, {setting.format(reference)}'
+            if not label:
+                _draw_accuracies(axes, ours, theirs)
+                axes.set(title=title, xlabel=time, ylabel='published top-1 (%)')
+            else:
+                _draw_times(axes, ours, theirs)
+                axes.set(title=title, xlabel=label, ylabel=time)
+        conditions = f'here: {points[0].conditions}; paper: read off its figure, another GPU'
+        figure.supxlabel(conditions, fontsize=8, color='#555555')
         figure.savefig(path, dpi=160)
 
 
-def _draw_accuracies(axis: Axes, points: list[Point]) -> None:
+def _draw_accuracies(axes: Axes, ours: Sequence[Point], theirs: Sequence[Point]) -> None:
     """Draw one line per family and attention, dotted where a size in between has no point."""
-    all_skipped = set()
-    for family, attention in sorted({(point.family, point.attention) for point in points}):
-        line = [point for point in points if (point.family, point.attention) == (family, attention)]
-        color = COLORS[attention]
-        xs = [point.milliseconds for point in line]
-        ys = [math.nan if point.top1 is None else point.top1 for point in line]
-        axis.plot(xs, ys, FAMILIES[family].marker, color=color, label=f'{family}, {attention}')
-        for i, (point, following) in enumerate(pairwise(line)):
-            skipped = skipped_sizes(point, following)
-            all_skipped.update(skipped)
-            axis.plot(xs[i : i + 2], ys[i : i + 2], ':' if skipped else '-', color=color)
-    note = f'dotted: no published\naccuracy of {", ".join(sorted(all_skipped))}' if all_skipped else None
-    axis.legend(title=note, title_fontsize=8, alignment='left', loc='lower right')
+    skipped = set()
+    for family, attention in sorted({(point.family, point.attention) for point in ours}):
+        for side, style in ((ours, OURS), (theirs, THEIRS)):
+            line = [p for p in side if (p.family, p.attention) == (family, attention) and p.top1 is not None]
+            name = f'{family}, {attention}' if side is ours else None
+            marker = {'marker': FAMILIES[family].marker, 'color': COLORS[attention], **style}
+            axes.plot(*_curve(line), label=name, **{**marker, 'linestyle': 'none'})
+            for pair in pairwise(line):
+                between = skipped_sizes(*pair)
+                skipped.update(between if side is ours else [])
+                axes.plot(
+                    *_curve(pair), **{**marker, **({'linestyle': ':'} if between else {}), 'marker': ''}
+                )
+    notes = ['hollow: times of the paper']
+    notes += [f'dotted: {", ".join(sorted(skipped))} not measured'] if skipped else []
+    axes.legend(title='\n'.join(notes), title_fontsize=8, alignment='left', loc='lower right')
+
+
+def _curve(points: Iterable[Point]) -> tuple[list[float], list[float]]:
+    known = [(point.milliseconds, point.top1) for point in points if point.top1 is not None]
+    return [time for time, _ in known], [top1 for _, top1 in known]
 
 
 def skipped_sizes(first: Point, second: Point) -> list[str]:
@@ -207,9 +286,16 @@ def skipped_sizes(first: Point, second: Point) -> list[str]:
     return sizes[sizes.index(first.setting) + 1 : sizes.index(second.setting)]
 
 
-def _draw_times(axis: Axes, points: list[Point]) -> None:
-    for attention, color in COLORS.items():
-        line = [point for point in points if point.attention == attention]
-        xs, ys = [float(point.setting) for point in line], [point.milliseconds for point in line]
-        axis.plot(xs, ys, marker='o', color=color, label=attention)
-    axis.legend()
+def _draw_times(axes: Axes, ours: Sequence[Point], theirs: Sequence[Point]) -> None:
+    for side, style, where in ((ours, OURS, 'here'), (theirs, THEIRS, 'paper')):
+        for attention, color in COLORS.items():
+            line = [point for point in side if point.attention == attention]
+            xs, ys = [float(point.setting) for point in line], [point.milliseconds for point in line]
+            axes.plot(xs, ys, marker='o', color=color, label=f'{attention}, {where}', **style)
+    settings = dict.fromkeys(int(point.setting) for point in [*ours, *theirs])
+    axes.set_xticks(sorted(settings), [str(setting) for setting in sorted(settings)])
+    axes.set_yscale('log')
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter('{x:g}')
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend()

@@ -47,10 +47,16 @@ def main() -> None:
     )
     add_timing_flags(parser, repetitions=7)
     parser.add_argument('--figure5', type=Path, metavar='FOLDER', help='write figure5.csv and figure5.png')
+    parser.add_argument(
+        '--redraw', type=Path, metavar='CSV', help='with --figure5: draw this figure5.csv, measure nothing'
+    )
     args = parser.parse_args()
     check_counts(args)
     if args.shape is not None and min(args.shape) < 32:
         raise UserError(f'--shape {args.shape[0]} {args.shape[1]}: each side must be at least 32')
+    if args.redraw is not None:
+        redraw_figure5(args.redraw, args.figure5)
+        return
     prepare_for_timing(args.threads)
     settings = BenchmarkSettings(args.batch, args.repetitions, args.dtype, choose_device(args.device))
     if args.figure5 is not None:

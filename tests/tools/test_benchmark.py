@@ -29,6 +29,7 @@ def test_config_and_released_model_are_timed() -> None:
         (['--batch', '0'], '--batch 0: must be at least 1'),
         (['--device', 'cuda'], '--device cuda: torch finds no GPU'),
         (['--shape', '8', '64'], '--shape 8 64: each side must be at least 32'),
+        (['--redraw', 'figure5.csv'], '--redraw needs --figure5 FOLDER'),
         (['--figure5', 'README.md'], "--figure5 'README.md': cannot create this folder: File exists"),
     ],
 )
