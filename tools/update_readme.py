@@ -3,7 +3,7 @@
 
 A table is between ``<!-- table: SOURCE -->`` and ``<!-- end of table -->``. SOURCE is a CSV file of the
 repository, the name of a table of tools/reproduce.py (expected and measured numbers), or ``models`` or
-``transfer``, the short tables of the README.
+``transfer``, the short tables of the README, or ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET``.
 """
 
 import re
@@ -33,7 +33,8 @@ def main() -> None:
 
 def update_tables(text: str) -> str:
     """Return the text of a page with all tables rendered from their source."""
-    from inline.reproduce.generated_files import markdown_table, table_source
+    from inline.reproduce.generated_files import table_source
+    from inline.utils.tables import markdown_table
 
     def render(match: re.Match[str]) -> str:
         return f'{match[1]}{markdown_table(table_source(match["source"]))}{match[3]}'

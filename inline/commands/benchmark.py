@@ -3,6 +3,7 @@
 inline benchmark CONFIG --shape 512 512 --batch 4
 inline benchmark --models inline-deit-tiny inline-pvt-tiny
 inline benchmark --figure5 work_dirs/figure5
+inline benchmark --figure5 work_dirs/figure5 --redraw results/measured/figure5.csv
 """
 
 import csv
@@ -100,7 +101,7 @@ def released_models(args: Namespace) -> Iterator[NamedModel]:
 
 def make_figure5(folder: Path, settings: BenchmarkSettings, threads: int) -> None:
     require_extras('--figure5', 'openmmlab')
-    from inline.benchmark.figure5 import draw_figure5, measure_figure5, write_points
+    from inline.benchmark.figure5 import draw_figure5, measure_figure5, read_paper_points, write_points
 
     make_folder('--figure5', folder)
     conditions = (
@@ -111,4 +112,17 @@ def make_figure5(folder: Path, settings: BenchmarkSettings, threads: int) -> Non
         print(f'({point.panel}) {point.family} {point.attention} {point.setting}: {point.milliseconds} ms')
         points.append(point)
     write_points(points, folder / 'figure5.csv')
-    draw_figure5(points, folder / 'figure5.png')
+    draw_figure5(points, read_paper_points(PAPER_RESULTS / 'figure5.csv'), folder / 'figure5.png')
+
+
+def redraw_figure5(measured: Path, folder: Path | None) -> None:
+    require_extras('--redraw', 'openmmlab')
+    from inline.benchmark.figure5 import draw_figure5, read_paper_points, read_points
+
+    if folder is None:
+        raise UserError('--redraw needs --figure5 FOLDER, the folder for figure5.png')
+    if not measured.is_file():
+        raise UserError(f'--redraw {str(measured)!r}: no such file')
+    make_folder('--figure5', folder)
+    paper = read_paper_points(PAPER_RESULTS / 'figure5.csv')
+    draw_figure5(read_points(measured), paper, folder / 'figure5.png')

@@ -4,19 +4,60 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from inline.analysis.probe_runs import ProbeRun
-from inline.reproduce.ablations import ABLATIONS, format_seeds
-from inline.reproduce.generated_files import markdown_table
+from inline.reproduce.ablations import ABLATIONS
 from inline.reproduce.report.page import render_template
 from inline.utils.errors import UserError
-from inline.utils.tables import read_csv
+from inline.utils.tables import format_seeds, markdown_table, read_csv
 
 _TEMPLATE = Path(__file__).with_name('claims.html')
 COMPONENTS = ABLATIONS['components'].rows['digits']
 # Two means count as different if they differ by more than this many standard errors.
 _STANDARD_ERRORS = 2.0
 HELD, NOT_HELD, INCONCLUSIVE = 'held', 'did not hold', 'inconclusive'
+# Quantities that claims compare, by field of :class:`Evidence`.
+QUANTITIES = {
+    'accuracies': 'top-1 (%)',
+    'collisions': 'colliding query pairs per image',
+    'locality': 'share of attention in the 3×3 neighbourhood (%)',
+}
+
+
+class Comparison(NamedTuple):
+    """A claim that a quantity of row `larger` exceeds that of row `smaller`, or with `ties` matches it."""
+
+    statement: str
+    quantity: str
+    larger: str
+    smaller: str
+    ties: bool = False
+
+
+COLLISION_CLAIMS = (
+    Comparison(
+        'Linear attention assigns the same weights to different queries more often than softmax does.',
+        'collisions',
+        'linear',
+        'softmax',
+    ),
+    Comparison(
+        'Normalisation by subtraction reduces the collisions of linear attention.',
+        'collisions',
+        'linear',
+        'linear_injective',
+    ),
+)
+LOCALITY_CLAIMS = (
+    Comparison('Softmax attention is more local than linear attention.', 'locality', 'softmax', 'linear'),
+)
+ACCURACY_CLAIMS = (
+    Comparison('Injectivity improves linear attention.', 'accuracies', 'linear_injective', 'linear'),
+    Comparison('The local residual improves linear attention.', 'accuracies', 'linear_residual', 'linear'),
+    Comparison('InLine is better than plain linear attention.', 'accuracies', 'inline', 'linear'),
+    Comparison('InLine matches or exceeds softmax attention.', 'accuracies', 'inline', 'softmax', ties=True),
+)
 
 
 @dataclass(frozen=True)
@@ -53,9 +94,10 @@ class Claim:
 
 def judge(evidence: Evidence) -> list[Claim]:
     """Return a verdict on every claim, by fixed rules."""
-    collisions = ('colliding query pairs per image', evidence.collisions)
-    locality = ('share of attention in the 3×3 neighbourhood (%)', evidence.locality)
-    accuracy = ('top-1 (%)', evidence.accuracies)
+
+    def compare(comparisons: Iterable[Comparison]) -> list[Claim]:
+        return [_compare(comparison, getattr(evidence, comparison.quantity)) for comparison in comparisons]
+
     return [
         _judge_probe(
             evidence,
@@ -64,19 +106,8 @@ def judge(evidence: Evidence) -> list[Claim]:
             failing={'linear': 'Linear-relu'},
             passing={'softmax': 'Softmax', 'InLine': 'InLine'},
         ),
-        _compare(
-            'Linear attention assigns the same weights to different queries more often than softmax does.',
-            *collisions,
-            'linear',
-            'softmax',
-        ),
-        _compare(
-            'Normalisation by subtraction reduces the collisions of linear attention.',
-            *collisions,
-            'linear',
-            'linear_injective',
-        ),
-        _compare('Softmax attention is more local than linear attention.', *locality, 'softmax', 'linear'),
+        *compare(COLLISION_CLAIMS),
+        *compare(LOCALITY_CLAIMS),
         _judge_probe(
             evidence,
             'The local residual lets linear attention use neighbouring tokens.',
@@ -84,10 +115,7 @@ def judge(evidence: Evidence) -> list[Claim]:
             failing={'without the residual': 'InLine-no-residual'},
             passing={'with it': 'InLine'},
         ),
-        _compare('Injectivity improves linear attention.', *accuracy, 'linear_injective', 'linear'),
-        _compare('The local residual improves linear attention.', *accuracy, 'linear_residual', 'linear'),
-        _compare('InLine is better than plain linear attention.', *accuracy, 'inline', 'linear'),
-        _compare('InLine matches or exceeds softmax attention.', *accuracy, 'inline', 'softmax', ties=True),
+        *compare(ACCURACY_CLAIMS),
     ]
 
 
@@ -212,17 +240,17 @@ def _judge_probe(
     )
 
 
-def _compare(
-    statement: str,
-    quantity: str,
-    values: Mapping[str, Sequence[float]],
-    larger: str,
-    smaller: str,
-    ties: bool = False,
-) -> Claim:
-    """Judge the claim that row `larger` exceeds row `smaller`, or with `ties` at least matches it."""
-    means = [f'{COMPONENTS[row]} {format_seeds(values[row])}' for row in (larger, smaller)]
-    verdicts = {1: HELD, 0: HELD if ties else INCONCLUSIVE, -1: NOT_HELD, None: INCONCLUSIVE}
-    return Claim(
-        statement, f'{quantity}: {", ".join(means)}', verdicts[compare_means(values[larger], values[smaller])]
-    )
+def _compare(comparison: Comparison, values: Mapping[str, Sequence[float]]) -> Claim:
+    first, second = values[comparison.larger], values[comparison.smaller]
+    verdicts = {1: HELD, 0: HELD if comparison.ties else INCONCLUSIVE, -1: NOT_HELD, None: INCONCLUSIVE}
+    measured = format_comparison(comparison, values, COMPONENTS)
+    return Claim(comparison.statement, measured, verdicts[compare_means(first, second)])
+
+
+def format_comparison(
+    comparison: Comparison, values: Mapping[str, Sequence[float]], titles: Mapping[str, str]
+) -> str:
+    """Return the quantity and its values, for example ``top-1 (%): InLine 95.4 ± 0.6, linear 87.2 ± 0.9``."""
+    rows = (comparison.larger, comparison.smaller)
+    means = ', '.join(f'{titles[row]} {format_seeds(values[row])}' for row in rows)
+    return f'{QUANTITIES[comparison.quantity]}: {means}'

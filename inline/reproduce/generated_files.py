@@ -1,12 +1,14 @@
 """Files generated from results/: Markdown tables of the README and docs, and OpenMMLab's metafiles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from inline.checkpoints.official import OFFICIAL, find_link
+from inline.reproduce import ablation_tables
+from inline.reproduce.ablations import find_ablation
 from inline.reproduce.measure import find_measured
 from inline.reproduce.provenance import PROVENANCE, ROOT
 from inline.reproduce.tables import MEASURED, PAPER, TABLES, Row, Table
@@ -29,20 +31,17 @@ DATASETS = {
 }
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return header and rows as a Markdown table."""
-    header, *body = rows
-    lines = [header, ['---'] * len(header), *body]
-    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-
-
 def table_source(source: str) -> list[list[str]]:
     """Return header and rows of the table that a page refers to as `source`.
 
     Args:
         source: A CSV file of the repository (provenance columns are not shown), the name of a table of
-            tools/reproduce.py, or ``models`` or ``transfer``, the short tables of the README.
+            tools/reproduce.py, ``models`` or ``transfer``, the short tables of the README, or
+            ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET`` for an ablation.
     """
+    kind, _, name = source.partition('/')
+    if kind in ('ablation', 'verdicts'):
+        return _ablation_rows(kind, *name.split('/'))
     if source == 'models':
         return model_rows(MEASURED / 'models.csv')
     if source == 'transfer':
@@ -55,6 +54,14 @@ def table_source(source: str) -> list[list[str]]:
     lines = read_csv(path)
     shown = [column for column in lines[0] if column not in PROVENANCE]
     return [shown, *([line[column] for column in shown] for line in lines)]
+
+
+def _ablation_rows(kind: str, table: str, dataset: str) -> list[list[str]]:
+    ablation = find_ablation(table)
+    summaries = ablation_tables.read_summaries(MEASURED, ablation, dataset)
+    if kind == 'ablation':
+        return ablation_tables.table_rows(summaries)
+    return ablation_tables.verdict_rows(ablation, summaries)
 
 
 def table_rows(table: Table, measured: Path) -> list[list[str]]:

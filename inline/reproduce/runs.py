@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -200,10 +200,15 @@ class Run:
 
 def effective_config(config: Path, options: Sequence[str] = ()) -> Config:
     """Load a config with ``key=value`` overrides, as tools/train.py does."""
+    return load_config(config, parse_options(options))
+
+
+def parse_options(options: Sequence[str]) -> dict[str, Any]:
+    """Parse ``key=value`` overrides, as tools/train.py does."""
     parser = OneLineParser()
     add_cfg_options(parser)
     words = ['--cfg-options', *options] if options else []
-    return load_config(config, parser.parse_args(words).cfg_options)
+    return dict(parser.parse_args(words).cfg_options)
 
 
 def tool_command(tool: str, positional: Sequence[Any], processes: int, words: Sequence[Any]) -> list[str]:
@@ -227,12 +232,17 @@ def call(command: Sequence[str], title: str) -> None:
         raise UserError(f'{title} failed with exit code {code}; see the output above')
 
 
-def run_all(runs: Sequence[Run], max_parallel: int) -> None:
-    """Train and test all runs, `max_parallel` at a time; log to files and print the progress."""
+def run_all(runs: Sequence[Run], max_parallel: int, on_finish: Callable[[Run], None] | None = None) -> None:
+    """Train and test all runs, `max_parallel` at a time; log to files and print the progress.
+
+    `on_finish` is called for each run as soon as it is complete, also if it was complete before.
+    """
+    finished = on_finish or (lambda _: None)
     waiting = []
     for run in runs:
         if run.is_done():
             print(f'{run.name}: already done', flush=True)
+            finished(run)
         else:
             waiting.append(run)
     active: dict[Run, _Step] = {}
@@ -249,6 +259,7 @@ def run_all(runs: Sequence[Run], max_parallel: int) -> None:
                 if next_step is None:
                     run.finish()
                     del active[run]
+                    finished(run)
                 else:
                     active[run] = next_step
             if time.monotonic() > next_report:
@@ -272,7 +283,8 @@ class _Step:
     def __init__(self, run: Run, tool: str) -> None:
         self.run, self.tool = run, tool
         self.log = run.folder / f'{tool}.log'
-        self.max_iters = effective_config(run.config, run.options).train_cfg.get('max_iters')
+        train_cfg = effective_config(run.config, run.options).train_cfg
+        self.max_iters, self.max_epochs = train_cfg.get('max_iters'), train_cfg.get('max_epochs')
         command = run.train_command() if tool == 'train' else run.test_command()
         with self.log.open('wb') as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=tool_environment())
@@ -291,8 +303,11 @@ class _Step:
     def progress(self) -> str | None:
         """Return a line with step, loss and remaining time, or None before the first log and in tests."""
         records = training_records(read_scalars(self.run.folder)) if self.tool == 'train' else []
-        if not records or not self.max_iters:
+        if not records:
             return None
         step, loss = records[-1]['step'], records[-1]['loss']
+        if not self.max_iters:
+            epoch = records[-1].get('epoch', '?')
+            return f'  {self.run.name:<18} epoch {epoch}/{self.max_epochs}  step {step}  loss {loss:.3f}'
         left = format_minutes((self.max_iters - step) * records[-1]['time'])
         return f'  {self.run.name:<18} {step:>5}/{self.max_iters}  loss {loss:.3f}  eta {left}'

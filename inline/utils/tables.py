@@ -1,6 +1,7 @@
 """Text tables for the terminal, CSV files, and the number format that both use."""
 
 import csv
+import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def format_cell(cell: Cell) -> str:
 def format_mean_std(mean: float, std: float | None) -> str:
     """Format a mean with its standard deviation, if known: ``'52.0 ± 2.8'``."""
     return f'{mean:,.1f}' if std is None else f'{mean:,.1f} ± {std:,.1f}'
+
+
+def format_seeds(values: Sequence[float]) -> str:
+    """Format mean ± standard deviation over seeds, only the value for one seed, a dash for none."""
+    if not values:
+        return '–'
+    return format_mean_std(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return header and rows as a Markdown table."""
+    header, *body = rows
+    lines = [header, ['---'] * len(header), *body]
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

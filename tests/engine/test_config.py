@@ -79,7 +79,7 @@ def test_a_failed_custom_import_is_reported_with_its_reason(
         ('inline_deit/inline-deit-base_8xb64_in1k-448px', (448, 448)),
         ('inline_swin/inline-swin-base_8xb64_in1k-384px', (384, 384)),
         ('digits_quick/inline-pvt-nano_digits', (32, 32)),
-        ('ablations/baselines/digits/inline', (32, 32)),
+        ('ablations/baselines/digits/inline', (64, 64)),
     ],
 )
 def test_image_size_of_the_backbone(config: str, size: tuple[int, int]) -> None:

@@ -7,22 +7,11 @@ import torch
 from mmengine.registry import MODELS, init_default_scope
 
 from inline.engine.config import load_config
-from inline.reproduce.ablations import (
-    ABLATIONS,
-    DATASETS,
-    Ablation,
-    Outcome,
-    find_ablation,
-    plan_runs,
-    summarize,
-    table_rows,
-    write_summaries,
-)
-from inline.reproduce.generated_files import table_source
+from inline.reproduce.ablations import ABLATIONS, Ablation, find_ablation, plan_runs
 from inline.utils.errors import UserError
 from tests.conftest import ROOT, run_tool
 
-TABLES = [(ablation, dataset) for ablation in ABLATIONS.values() for dataset in DATASETS]
+TABLES = [(ablation, dataset) for ablation in ABLATIONS.values() for dataset in ablation.rows]
 ids = [f'{ablation.name}-{dataset}' for ablation, dataset in TABLES]
 
 
@@ -33,11 +22,11 @@ def test_rows_differ_only_in_the_mixers_and_build(ablation: Ablation, dataset: s
     for row in ablation.rows[dataset]:
         cfg = load_config(ablation.config(dataset, row))
         init_default_scope(cfg.default_scope)
-        side = {'digits': 48, 'imagenet': 224}[dataset]
+        side = {'digits': 48, 'tiny-imagenet': 64, 'imagenet': 224}[dataset]
         with torch.device('meta'), torch.no_grad():
             model = MODELS.build(cfg.model)
             scores = model.head(model.extract_feat(torch.empty(2, 3, side, side)))
-        assert scores.shape == (2, {'digits': 10, 'imagenet': 1000}[dataset])
+        assert scores.shape == (2, {'digits': 10, 'tiny-imagenet': 200, 'imagenet': 1000}[dataset])
         content = cfg.to_dict()
         content.pop('_mixer', None)
         mixers.append(content['model']['backbone'].pop('mixers'))
@@ -65,25 +54,34 @@ def test_windows_are_those_of_the_paper() -> None:
     assert found == [(size, residual) for size in (7, 14, 28, 56) for residual in (False, True)]
 
 
-def outcome(row: str, seed: int, accuracy: float, commit: str = 'abc') -> Outcome:
-    return Outcome(row, seed, accuracy, 1.0, {'commit': commit, 'date': '2026-01-01'})
+@pytest.mark.parametrize('table', ['components', 'baselines'])
+def test_all_datasets_have_the_same_rows_and_mixers(table: str) -> None:
+    """A row means the same on every dataset. Options that depend on the number of tokens may differ."""
+    ablation = ABLATIONS[table]
+    assert list(ablation.rows) == ['digits', 'tiny-imagenet', 'imagenet']
+    for row in ablation.rows['digits']:
+        mixers = []
+        for dataset in ablation.rows:
+            mixer = load_config(ablation.config(dataset, row)).model.backbone.mixers.to_dict()
+            mixers.append({key: mixer[key] for key in mixer if key not in ('sr_ratio', 'num_landmarks')})
+        assert mixers[0] == mixers[1] == mixers[2], row
 
 
-def test_rows_are_averaged_over_seeds() -> None:
-    outcomes = [outcome('a', 0, 50.0), outcome('b', 0, 70.0), outcome('a', 1, 54.0)]
-    first, second = summarize({'a': 'first', 'b': 'second'}, outcomes)
-    assert (first.mean, second.mean) == (52.0, 70.0)
-    assert table_rows([first, second])[1:] == [['first', '52.0 ± 2.8', '2'], ['second', '70.0', '1']]
+@pytest.mark.parametrize(('table', 'schedule'), [('components', 10), ('baselines', 6)])
+def test_training_on_tiny_imagenet_has_a_fixed_number_of_epochs(table: str, schedule: int) -> None:
+    cfg = load_config(ABLATIONS[table].config('tiny-imagenet', 'inline'))
+    assert cfg.train_cfg.max_epochs == schedule
+    assert cfg.model.backbone.absolute_position
 
 
-def test_the_summary_file_has_provenance_that_pages_do_not_show(tmp_path: Path) -> None:
-    outcomes = [outcome('a', 0, 50.0), outcome('a', 1, 54.0, commit='def')]
-    write_summaries(summarize({'a': 'first'}, outcomes), tmp_path / 'table.csv')
-    line = (tmp_path / 'table.csv').read_text().splitlines()[1]
-    assert 'abc; def' in line
-    assert '2026-01-01' in line
-    shown = table_source(str(tmp_path / 'table.csv'))
-    assert shown == [['attention', 'top-1 (%)', 'rank'], ['first', '52.0 ± 2.8', '1']]
+def test_a_dataset_without_configs_is_reported() -> None:
+    message = "table 'kernels' has no configs for 'tiny-imagenet': choose from digits, imagenet"
+    with pytest.raises(UserError, match=message):
+        ABLATIONS['kernels'].choose_rows('tiny-imagenet')
+
+
+def test_rows_keep_the_order_of_the_table() -> None:
+    assert list(ABLATIONS['components'].choose_rows('digits', ['inline', 'softmax'])) == ['softmax', 'inline']
 
 
 def test_every_row_and_seed_has_its_own_folder_and_inputs(tmp_path: Path) -> None:
@@ -108,6 +106,7 @@ def test_the_message_for_an_unknown_table_lists_the_known_ones() -> None:
     [
         (['parts', '--rows', 'relu'], "table 'components' has no row 'relu': choose from softmax, linear"),
         (['components', '--seeds', '0'], '--seeds 0: must be at least 1'),
+        (['kernels', '--summarize', '--results', '.'], "no measured runs of 'kernels' on 'digits'"),
         (['components', '--dataset', 'cifar'], "argument --dataset: invalid choice: 'cifar'"),
     ],
 )

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from inline.reproduce.generated_files import markdown_table, table_source
+from inline.reproduce.generated_files import table_source
 from inline.utils.errors import UserError
-from inline.utils.tables import read_csv
+from inline.utils.tables import markdown_table, read_csv
 from tests.conftest import ROOT
 from tools import update_readme
 
