@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inline.reproduce.ablations import Ablation
 
 
+
 def main() -> None:
     args = parse_args()
     apply_patches()
@@ -94,6 +95,8 @@ def ablate(args: argparse.Namespace) -> None:
         summaries = ablation_tables.read_summaries(args.results or MEASURED_RESULTS, ablation, args.dataset)
         write_results(ablation, args.dataset, summaries, out)
         return
+    if args.results:
+        make_folder('--results', args.results)
     runs = plan_runs(
         ablation,
         args.dataset,
@@ -135,3 +138,4 @@ def write_results(ablation: 'Ablation', dataset: str, summaries: 'list[Summary]'
     ablation_tables.draw_summaries(summaries, title, out / 'figure.png')
     ablation_tables.draw_speed_accuracy(summaries, title, out / 'speed_accuracy.png')
     print(f'\n{table}\n{verdicts}\nwritten to {out}: table.csv, table.md, figure.png, speed_accuracy.png')
+

@@ -245,7 +245,7 @@ def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path
     assert (folder / 'figure.png').stat().st_size > 10_000
     again = run_tool(
         'tools/ablate.py', 'parts', '--rows', 'softmax', 'inline', *data, '--out', folder,
-        '--cfg-options', *QUICK,
+        '--results', tmp_path / 'measured', '--cfg-options', *QUICK,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stdout.count('already done') == 2
@@ -255,4 +255,20 @@ def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path
     for column in ('commit', 'hardware', 'versions', 'date', 'config_digest', 'data_digest'):
         assert lines[0][column]
     assert len({line['config_digest'] for line in lines}) == 2
-    assert '| InLine |' in (folder / 'table.md').read_text()
+    assert float(lines[1]['locality_with_local']) > float(lines[1]['locality']) > 0
+    table = (folder / 'table.md').read_text()
+    assert '| InLine | predicted |' in table
+    assert '| linear |  |' in table
+    assert '| not measured |' in table
+    assert (folder / 'speed_accuracy.png').stat().st_size > 10_000
+    summary = run_tool(
+        'tools/ablate.py',
+        'parts',
+        '--summarize',
+        '--results',
+        tmp_path / 'measured',
+        '--out',
+        tmp_path / 'again',
+    )
+    assert summary.returncode == 0, summary.stderr[-2000:]
+    assert (tmp_path / 'again' / 'table.md').read_text() == table
