@@ -24,7 +24,10 @@ def main() -> None:
         help='load the weights of the backbone: file, folder, URL or USER/MODEL on the Hub',
     )
     parser.add_argument(
-        '--amp', action='store_true', help='train with mixed precision (on a CPU: bfloat16 in the backbone)'
+        '--amp',
+        action='store_true',
+        help='train with mixed precision, in bfloat16 if the device supports it '
+        '(on a CPU and in detectors only in the backbone)',
     )
     parser.add_argument('--no-validate', action='store_true', help='do not evaluate during training')
     parser.add_argument(

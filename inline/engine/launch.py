@@ -231,15 +231,25 @@ def build_runner(cfg: Config) -> Runner:
 
 
 def use_amp(cfg: Config) -> None:
-    """Enable mixed precision: MMEngine's on a GPU, bfloat16 in the backbone on a CPU."""
-    if torch.cuda.is_available():
-        cfg.optim_wrapper.type = 'AmpOptimWrapper'
-        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
-        return
-    backbone = cfg.model.backbone
-    if not str(backbone.type).startswith('inline.'):
+    """Enable mixed precision in bfloat16, or in float16 on a GPU that does not support bfloat16.
+
+    Only the backbone uses bfloat16 on a CPU and in detectors: operators of mmcv such as RoIAlign have no
+    kernels for it. Elsewhere on a GPU it is MMEngine's mixed precision.
+    """
+    backbone, has_gpu = cfg.model.backbone, torch.cuda.is_available()
+    is_ours = str(backbone.type).startswith('inline.')
+    if not has_gpu and not is_ours:
         raise UserError(f'--amp without a GPU needs one of our backbones: the config has {backbone.type!r}')
-    backbone.autocast = 'bfloat16'
+    in_bfloat16 = not has_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    is_detector = cfg.get('default_scope') == 'mmdet'
+    if in_bfloat16 and is_ours and (is_detector or not has_gpu):
+        backbone.autocast = 'bfloat16'
+        return
+    wrapper = cfg.optim_wrapper
+    wrapper.type = 'AmpOptimWrapper'
+    wrapper.setdefault('dtype', 'bfloat16' if in_bfloat16 and not is_detector else 'float16')
+    # bfloat16 has the range of float32, so gradients need no scaling. The scaler still skips infinite ones.
+    wrapper.setdefault('loss_scale', 1.0 if wrapper.dtype == 'bfloat16' else 'dynamic')
 
 
 def scale_lr(cfg: Config) -> None:

@@ -28,8 +28,8 @@ class MMBackboneMixin(BaseModule):
         frozen_stages: Number of stages (of a DeiT: blocks) that are frozen, counted from the input; 0 freezes
             the patch embedding only, -1 nothing. Frozen modules have no gradient and stay in evaluation mode.
         autocast: 'bfloat16' or 'float16' to run the backbone in that precision while training and return
-            float32 features. ``--amp`` sets it on a CPU, where some operators of detectors have no half
-            precision.
+            float32 features. ``--amp`` sets it on a CPU and in detectors, some operators of which do not
+            support bfloat16.
         init_cfg: As in MMEngine, for example ``dict(type='Pretrained', checkpoint=…, prefix='backbone.')``.
         **backbone_options: Arguments of the plain backbone.
     """

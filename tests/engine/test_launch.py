@@ -23,13 +23,39 @@ def make_config(**settings: object) -> Config:
     return Config({'model': model, 'optim_wrapper': {'type': 'OptimWrapper'}, **settings})
 
 
-def test_amp_uses_mmengine_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ('supported', 'dtype', 'loss_scale'), [(True, 'bfloat16', 1.0), (False, 'float16', 'dynamic')]
+)
+def test_amp_uses_mmengine_on_a_gpu(
+    supported: bool, dtype: str, loss_scale: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With bfloat16 where the GPU computes in it."""
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **_: supported)
     cfg = make_config()
     use_amp(cfg)
-    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
-    assert cfg.optim_wrapper.loss_scale == 'dynamic'
+    assert cfg.optim_wrapper == {'type': 'AmpOptimWrapper', 'dtype': dtype, 'loss_scale': loss_scale}
     assert 'autocast' not in cfg.model.backbone
+    cfg = make_config(optim_wrapper={'type': 'OptimWrapper', 'dtype': 'float16', 'loss_scale': 512.0})
+    use_amp(cfg)
+    assert (cfg.optim_wrapper.dtype, cfg.optim_wrapper.loss_scale) == ('float16', 512.0)
+
+
+@pytest.mark.parametrize('supported', [True, False])
+def test_amp_of_a_detector_on_a_gpu(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only our backbones use bfloat16. mmcv's operators support float16, which is used otherwise."""
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **_: supported)
+    cfg = make_config(default_scope='mmdet')
+    use_amp(cfg)
+    in_backbone = cfg.model.backbone.get('autocast')
+    wrapper = cfg.optim_wrapper
+    expected = ('bfloat16', 'OptimWrapper', None) if supported else (None, 'AmpOptimWrapper', 'float16')
+    assert (in_backbone, wrapper.type, wrapper.get('dtype')) == expected
+    cfg = make_config(default_scope='mmdet')
+    cfg.model.backbone.type = 'ResNet'
+    use_amp(cfg)
+    assert (cfg.optim_wrapper.dtype, cfg.optim_wrapper.loss_scale) == ('float16', 'dynamic')
 
 
 def test_amp_uses_bfloat16_in_the_backbone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
