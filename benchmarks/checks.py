@@ -25,7 +25,8 @@ class NaiveMixer(nn.Module):
         for term in self.mixer.local_terms(inputs):
             # Prefix tokens have no neighbours.
             out = torch.cat([out[:, :prefix], out[:, prefix:] + term], dim=1)
-        return self.mixer.proj(out)
+        gate = self.mixer.gate
+        return self.mixer.proj(out if gate is None else out * gate(x))
 
 
 def check(peers: dict[str, nn.Module], x: Tensor, hw: tuple[int, int], tolerance: float) -> None:

@@ -11,6 +11,7 @@ from inline.ops.cosformer_attention import (
     cosformer_attention_naive,
     cosformer_attention_weights,
 )
+from inline.ops.diag_attention import diag_attention, diag_attention_naive, diag_attention_weights
 from inline.ops.efficient_attention import (
     efficient_attention,
     efficient_attention_naive,
@@ -57,6 +58,9 @@ __all__ = [
     'cosformer_attention',
     'cosformer_attention_naive',
     'cosformer_attention_weights',
+    'diag_attention',
+    'diag_attention_naive',
+    'diag_attention_weights',
     'efficient_attention',
     'efficient_attention_naive',
     'efficient_attention_weights',

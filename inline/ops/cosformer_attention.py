@@ -2,15 +2,15 @@
 
 For tokens at positions p of a sequence of length L,
 
-    w_ij = s_ij / Σ_j s_ij,        s_ij = relu(q_i)·relu(k_j) · cos(π/2 · (p_i − p_j) / L)
+    w_ij = s_ij / max(Σ_j s_ij, 1e-6),        s_ij = relu(q_i)·relu(k_j) · cos(π/2 · (p_i − p_j) / L)
 
 cos(a − b) = cos a cos b + sin a sin b, so the scores are dot products of features with 2d channels,
 relu(x)·cos(a) and relu(x)·sin(a) with a = π/2 · p / L, and the cost stays linear.
 
-The paper defines it for sequences. As in image models, a map is flattened in row-major order: p is the
-index of a token and L = H·W, so distance is measured along the rows. A prefix token (such as a class token)
-has no position on the map. It is placed in the middle of the sequence, where its weight for every token is at
-least cos(π/4); at the start it would hardly attend to the bottom of the image.
+The paper defines it for sequences and has no two-dimensional form. Here a map is a sequence in row-major
+order: p is the index of a token and L = H·W, so the neighbour in the next row is W steps away. A prefix token
+(such as a class token) has no position on the map. It is placed in the middle of the sequence, where its
+weight for every token is at least cos(π/4); at the start it would hardly attend to the bottom of the image.
 
 Reference: Qin, Sun, Deng, Li, Wei, Lv, Yan, Kong, Zhong, "cosFormer: Rethinking Softmax in Attention",
 ICLR 2022, arXiv 2202.08791.
@@ -22,10 +22,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.kernels import apply_kernel, divide_by_score, kernel_attention, mean_score
-from inline.ops.tokens import ALL_QUERIES, count_keys, count_prefix, position_indices, zero_masked
+from inline.ops.kernels import apply_kernel, kernel_attention, mean_score
+from inline.ops.tokens import (
+    ALL_QUERIES,
+    count_keys,
+    count_prefix,
+    full_precision,
+    position_indices,
+    zero_masked,
+)
+
+# Smallest sum of scores; value from the authors' code.
+EPSILON = 1e-6
 
 
+@full_precision
 def cosformer_attention(
     q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
 ) -> Tensor:
@@ -44,7 +55,9 @@ def cosformer_attention(
     angles = sequence_angles(q, hw)
     phi_q = _add_positions(apply_kernel('relu', q), angles)
     phi_k = _add_positions(apply_kernel('relu', k, key_mask), angles)
-    return divide_by_score(kernel_attention(phi_q, phi_k, v, key_mask), mean_score(phi_q, phi_k, key_mask))
+    attended, score = kernel_attention(phi_q, phi_k, v, key_mask), mean_score(phi_q, phi_k, key_mask)
+    # Both are means over the keys, and the limit applies to the sum.
+    return attended / score.clamp(min=EPSILON / count_keys(k, key_mask))
 
 
 def cosformer_attention_naive(
@@ -66,8 +79,8 @@ def cosformer_attention_weights(
     angles = sequence_angles(q, hw)
     proximity = torch.cos(angles[queries, None] - angles[None, :]).to(q.dtype)
     phi_q, phi_k = F.relu(q[:, :, queries]), apply_kernel('relu', k, key_mask)
-    scores = proximity * (phi_q @ phi_k.transpose(-2, -1)) / count_keys(k, key_mask)
-    return divide_by_score(scores, scores.sum(dim=-1, keepdim=True))
+    scores = proximity * (phi_q @ phi_k.transpose(-2, -1))
+    return scores / scores.sum(dim=-1, keepdim=True).clamp(min=EPSILON)
 
 
 def sequence_angles(x: Tensor, hw: tuple[int, int]) -> Tensor:

@@ -4,15 +4,20 @@ With σ_q the softmax of a query over its d channels and σ_k the softmax of eac
 
     w_ij = σ_q(q_i)·σ_k(k)_j,        out = σ_q(q) (σ_k(k)ᵀ v)
 
-The weights are positive and sum to 1 for every query.  Reference: Shen, Zhang, Zhao, Yi, Li, "Efficient
-Attention: Attention with Linear Complexities", WACV 2021, arXiv 1812.01243.
+The weights are positive and sum to 1 for every query; an image whose keys are all masked gets 0. The authors'
+module adds its input to the result, which is the residual connection of the block here.
+
+Reference: Shen, Zhang, Zhao, Yi, Li, "Efficient Attention: Attention with Linear Complexities", WACV 2021,
+arXiv 1812.01243.
 """
 
+import torch
 from torch import Tensor
 
-from inline.ops.tokens import zero_masked
+from inline.ops.tokens import full_precision, zero_masked
 
 
+@full_precision
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
     """Compute efficient attention with cost linear in the number of tokens.
 
@@ -41,6 +46,8 @@ def efficient_attention_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None
 
 def _key_softmax(k: Tensor, key_mask: Tensor | None) -> Tensor:
     """Softmax of each channel over the unmasked keys, zero at masked ones."""
-    if key_mask is not None:
-        k = k.masked_fill(~key_mask[:, None, :, None], float('-inf'))
-    return k.softmax(dim=-2)
+    if key_mask is None:
+        return k.softmax(dim=-2)
+    # The smallest finite number instead of −∞, so that an image without any key gets weights of 0, not NaN.
+    scores = k.masked_fill(~key_mask[:, None, :, None], torch.finfo(k.dtype).min)
+    return zero_masked(scores.softmax(dim=-2), key_mask)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.kernels import divide_by_score, kernel_attention, mean_score
-from inline.ops.tokens import count_keys, zero_masked
+from inline.ops.tokens import count_keys, full_precision, zero_masked
 
 # Keeps the norm of a token above zero; value from the authors' code.
 EPSILON = 1e-6
@@ -25,6 +25,7 @@ EPSILON = 1e-6
 TOKEN_DIMS = (1, 3)
 
 
+@full_precision
 def flatten_attention(
     q: Tensor,
     k: Tensor,

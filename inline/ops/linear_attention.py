@@ -15,9 +15,10 @@ with Linear Attention", ICML 2020, arXiv 2006.16236.
 from torch import Tensor
 
 from inline.ops.kernels import Kernel, apply_kernel, divide_by_score, kernel_attention, mean_score
-from inline.ops.tokens import count_keys, zero_masked
+from inline.ops.tokens import count_keys, full_precision, zero_masked
 
 
+@full_precision
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *, kernel: Kernel = 'relu', key_mask: Tensor | None = None
 ) -> Tensor:
@@ -27,7 +28,7 @@ def linear_attention(
         q: Queries (B, heads, M, d).
         k: Keys (B, heads, N, d).
         v: Values (B, heads, N, e).
-        kernel: φ: a name of :data:`inline.ops.KERNELS`, or any function of (…, d).
+        kernel: φ: a name of :data:`inline.ops.KERNELS`, or any function of (…, d) in float32 or float64.
         key_mask: (B, N), True for the keys to attend to; None for all.
 
     Returns:

@@ -19,9 +19,17 @@ from torch import Tensor
 
 from inline.ops.kernels import apply_kernel, divide_by_score, kernel_attention, mean_score
 from inline.ops.rotary import BASE, map_angles, rotate_pairs
-from inline.ops.tokens import ALL_QUERIES, count_keys, count_prefix, position_indices, zero_masked
+from inline.ops.tokens import (
+    ALL_QUERIES,
+    count_keys,
+    count_prefix,
+    full_precision,
+    position_indices,
+    zero_masked,
+)
 
 
+@full_precision
 def mlla_attention(
     q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], *, key_mask: Tensor | None = None
 ) -> Tensor:

@@ -119,7 +119,8 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
 def full_precision(op: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
     """Decorate an op to compute in at least float32 and without autocast.
 
-    For ops whose intermediate values do not fit float16. The result has the dtype of the first argument.
+    For ops whose intermediate values do not fit float16, such as the gradients of a division by a sum of
+    scores that is almost zero. The result has the dtype of the first argument.
     """
 
     @wraps(op)

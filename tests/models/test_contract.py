@@ -33,13 +33,19 @@ CONFIGS: dict[str, Config] = {
         f'InLine-not_injective-{kernel}': {'type': 'InLine', 'injective': False, 'kernel': kernel}
         for kernel in (*KERNELS, AFFINE_RELU)
     },
+    'FLatten-position': {'type': 'FLatten', 'position_size': (3, 4)},
+    'Nystrom-convolution': {'type': 'Nystrom', 'conv_size': 3},
+    'Nystrom-sequence_convolution': {'type': 'Nystrom', 'conv_size': 5, 'conv_axes': 'sequence'},
+    'TransNormer-T1': {'type': 'TransNormer', 'variant': 'T1'},
+    'TransNormer-no_lrpe': {'type': 'TransNormer', 'lrpe': False},
     'InLine-no_residual': {'type': 'InLine', 'residual': False},
     'InLine-neither': {'type': 'InLine', 'injective': False, 'residual': False},
 }
 
 
-# The kernel makes no difference to these checks, which take long.
-KERNEL_INDEPENDENT = ('exports', 'every_family_accepts_it')
+# Most options make no difference to these checks, which take long.
+OPTION_INDEPENDENT = ('exports', 'every_family_accepts_it')
+THOROUGHLY_CHECKED = (AFFINE_RELU, 'neither', 'position')
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ KERNEL_INDEPENDENT = ('exports', 'every_family_accepts_it')
         pytest.param(name, check, marks=[pytest.mark.slow] if check == 'exports' else [])
         for name in CONFIGS
         for check in CHECKS
-        if check not in KERNEL_INDEPENDENT or '-' not in name or name.endswith((AFFINE_RELU, 'neither'))
+        if check not in OPTION_INDEPENDENT or '-' not in name or name.endswith(THOROUGHLY_CHECKED)
     ],
 )
 def test_contract(name: str, check: str) -> None:

@@ -168,12 +168,13 @@ LAYERS: list[tuple[Config, str]] = [
     ({'type': 'Softmax', 'split_size': 3, 'lepe': True}, 'lepe.conv'),
     ({'type': 'FLatten'}, 'conv'),
     ({'type': 'FLatten', 'split_size': 3}, 'conv'),
-    ({'type': 'Nystrom'}, 'conv'),
-    ({'type': 'Nystrom', 'split_size': 3}, 'conv'),
     ({'type': 'PolaFormer', 'split_size': 3}, 'conv'),
     ({'type': 'PolaFormer', 'sr_ratio': 2}, 'qkv'),
     ({'type': 'RALA'}, 'gate'),
     ({'type': 'MHLA', 'split_size': 3}, 'conv'),
+    ({'type': 'Nystrom', 'conv_size': 3}, 'conv'),
+    ({'type': 'Nystrom', 'conv_size': 3, 'split_size': 3}, 'conv'),
+    ({'type': 'Nystrom', 'conv_size': 5, 'conv_axes': 'sequence', 'split_size': 3}, 'conv'),
 ]
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inline.checkpoints.state_dict import load_complete_state_dict
 from inline.models.layers import stripes, swin_windows
 from inline.models.layers import windows as windows_module
 from inline.models.mixers import (
@@ -15,11 +16,17 @@ from inline.models.mixers import (
     InLineMixer,
     LinearMixer,
     MixerOptions,
+    MLLAGatedMixer,
     NystromMixer,
     SoftmaxMixer,
     build_mixer,
 )
-from inline.ops import inline_attention_naive, local_residual_naive, softmax_attention_naive
+from inline.ops import (
+    flatten_attention_naive,
+    inline_attention_naive,
+    local_residual_naive,
+    softmax_attention_naive,
+)
 from inline.utils.errors import UserError
 from tests.models.families import FAMILIES, build
 
@@ -251,7 +258,7 @@ def test_flatten_convolution_has_a_kernel_per_channel_shared_by_heads(split: int
 @pytest.mark.parametrize('split', [None, 3])
 def test_nystrom_convolution_has_a_kernel_per_head(split: int | None) -> None:
     torch.manual_seed(0)
-    mixer, x = NystromMixer(8, 4, split_size=split).double(), tokens()
+    mixer, x = NystromMixer(8, 4, conv_size=3, split_size=split).double(), tokens()
     for inputs in mixer.partition_inputs(x, HW):
         local, side = mixer.local(inputs), inputs.hw
         own = inputs.v.transpose(1, 2).unflatten(2, side)
@@ -259,6 +266,72 @@ def test_nystrom_convolution_has_a_kernel_per_head(split: int | None) -> None:
             weight = mixer.conv.weight[(inputs.channels.start + channel) // 2]
             expected = F.conv2d(own[:, [channel]], weight[None], padding=1)
             torch.testing.assert_close(local[..., channel].unflatten(1, side), expected[:, 0])
+
+
+@pytest.mark.parametrize('split', [None, 3])
+def test_nystrom_convolution_along_the_sequence(split: int | None) -> None:
+    torch.manual_seed(0)
+    mixer = NystromMixer(8, 4, conv_size=5, conv_axes='sequence', split_size=split).double()
+    for inputs in mixer.partition_inputs(tokens(), HW):
+        local, own = mixer.local(inputs), inputs.v.transpose(1, 2)
+        for channel in range(own.shape[1]):
+            weight = mixer.conv.weight[(inputs.channels.start + channel) // 2, :, :, 0]
+            expected = F.conv1d(own[:, [channel]], weight[None], padding=2)
+            torch.testing.assert_close(local[..., channel], expected[:, 0])
+
+
+@pytest.mark.parametrize('prefix', ['', 'blocks.0.mixer.'])
+def test_weights_with_a_nystrom_convolution_are_not_loaded_without_it(prefix: str) -> None:
+    """The default of earlier versions had one."""
+    old, new = NystromMixer(8, 2, conv_size=3), NystromMixer(8, 2)
+    model = torch.nn.Sequential()
+    model.add_module('blocks', torch.nn.ModuleList([torch.nn.ModuleDict({'mixer': new})]))
+    weights = {f'{prefix}{name}': value for name, value in old.state_dict().items()}
+    with pytest.raises(UserError, match=rf'weights {prefix}conv.weight: .* set conv_size=3 in the config'):
+        (model if prefix else new).load_state_dict(weights, strict=False)
+    # Weights of other mixers may be moved to it.
+    new.load_state_dict(FLattenMixer(8, 2).state_dict(), strict=False)
+
+
+def test_weights_without_lrpe_are_not_loaded_silently() -> None:
+    """Earlier versions of TransNormer had no LRPE."""
+    old, new = ({'type': 'TransNormer', 'lrpe': lrpe} for lrpe in (False, True))
+    weights, model = build('InLineDeiT', mixers=old).state_dict(), build('InLineDeiT', mixers=new)
+    with pytest.raises(UserError, match=r'missing from the file: blocks\.0\.mixer\.lrpe\.theta'):
+        load_complete_state_dict(model, weights, 'old.pth')
+    load_complete_state_dict(build('InLineDeiT', mixers=old), weights, 'old.pth')
+
+
+def test_gate_of_mlla() -> None:
+    """Prefix tokens skip the convolution. With a gate of SiLU(0) = 0 only the bias of proj remains."""
+    torch.manual_seed(0)
+    mixer, x = MLLAGatedMixer(8, 2).double(), tokens(hw=(4, 5))
+    torch.nn.init.zeros_(mixer.conv.weight)
+    torch.nn.init.zeros_(mixer.conv.bias)
+    inputs = next(mixer.partition_inputs(x, (3, 6)))
+    assert torch.equal(inputs.v[:, :2], F.silu(mixer.in_proj(x[:, :2])))
+    assert not inputs.v[:, 2:].any()
+    torch.nn.init.zeros_(mixer.gate[0].weight)
+    torch.nn.init.zeros_(mixer.gate[0].bias)
+    torch.testing.assert_close(mixer(x, (4, 5)), mixer.proj.bias.expand_as(x))
+
+
+@pytest.mark.parametrize('hw', [HW, (8, 6)])
+def test_flatten_with_reduced_keys(hw: tuple[int, int]) -> None:
+    """Keys, values and key positions are those of 2×2 patches, also if they do not divide the map."""
+    torch.manual_seed(0)
+    mixer, x = FLattenMixer(8, 2, sr_ratio=2, position_size=(3, 4)).double(), tokens(hw=hw)
+    torch.nn.init.normal_(mixer.key_position.weight)
+    (inputs,) = mixer.partition_inputs(x, hw)
+    reduced_hw = (-(-hw[0] // 2), -(-hw[1] // 2))
+    assert inputs.v.shape == inputs.k.shape == (2, reduced_hw[0] * reduced_hw[1], 8)
+    table = F.interpolate(mixer.key_position.weight, reduced_hw, mode='bilinear').flatten(2).transpose(1, 2)
+    q, k, v = heads(inputs.q, 2), heads(inputs.k + table, 2), heads(inputs.v, 2)
+    scale = F.softplus(mixer.scale).unflatten(0, (2, 4))
+    expected = flatten_attention_naive(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(mixer.attend(inputs), expected, rtol=1e-10, atol=1e-12)
+    assert mixer(x, hw).shape == x.shape
+    assert not mixer.supports_prefix
 
 
 @pytest.mark.parametrize('kind', ['FLatten', 'Nystrom'])
@@ -284,6 +357,15 @@ def test_mlla_has_lepe_in_every_family_unless_switched_off() -> None:
         ({'type': 'Nystrom', 'conv_size': 0}, 'conv_size 0: must be odd and from 1 to 63, or None'),
         ({'type': 'Nystrom', 'num_landmarks': 0}, 'num_landmarks 0: must be from 1 to 16384'),
         ({'type': 'Nystrom', 'iterations': 0}, 'iterations 0: must be from 1 to 100'),
+        ({'type': 'Nystrom', 'conv_axes': 'rows'}, "conv_axes 'rows'.*must be one of 'map', 'sequence'"),
+        ({'type': 'Nystrom', 'inverse_init': 'max'}, "inverse_init 'max'.*must be one of 'image', 'batch'"),
+        ({'type': 'TransNormer', 'variant': 'T3'}, "variant 'T3'.*must be one of 'T1', 'T2'"),
+        ({'type': 'DiagAttention', 'block_size': 0}, 'block_size 0: must be from 1 to 16384'),
+        ({'type': 'FLatten', 'position_size': (4, 0)}, 'position_size 0: must be from 1 to 1024, or None'),
+        (
+            {'type': 'FLatten', 'sr_ratio': 2, 'window_size': 4},
+            'sr_ratio 2: not supported with windows or stripes',
+        ),
         ({'type': 'CosFormer', 'kernel': 'relu'}, "unknown option 'kernel' of mixer 'CosFormer'"),
         ({'type': 'MLLA', 'split_size': 0}, 'split_size 0: must be from 1 to 1024'),
     ],

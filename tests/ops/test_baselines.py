@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from inline.ops import (
     cosformer_attention,
     cosformer_attention_naive,
     cosformer_attention_weights,
+    diag_attention,
+    diag_attention_naive,
+    diag_attention_weights,
     efficient_attention,
     efficient_attention_naive,
     efficient_attention_weights,
@@ -36,22 +41,49 @@ from inline.ops import (
 from inline.ops.flatten_attention import focus
 from inline.ops.mlla_attention import rotate
 from inline.ops.nystrom_attention import compute_landmarks, pseudo_inverse
+from inline.ops.transnormer_attention import RelativePosition, initial_angles
 from tests.ops.test_naive_references import MAPS, assert_matches_reference, make_mask, make_qkv
 
 Op = Callable[..., Tensor]
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def with_lrpe(op: Op) -> Op:
+    """Return NormAttention T1 with LRPE; the angles are the same in every call."""
+
+    def attend(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        dim = q.shape[-1]
+        position = RelativePosition(F.normalize(randn(dim), dim=0), randn(dim // 2, seed=1))
+        return op(q, *args, variant='T1', position=position, **options)
+
+    return attend
+
+
 # Fast op, naive reference, and whether the op takes the size of the map.
 OPS: dict[str, tuple[Op, Op, bool]] = {
     'cosformer': (cosformer_attention, cosformer_attention_naive, True),
+    'diag': (partial(diag_attention, block_size=4), partial(diag_attention_naive, block_size=4), False),
     'efficient': (efficient_attention, efficient_attention_naive, False),
     'flatten': (flatten_attention, flatten_attention_naive, False),
     'mlla': (mlla_attention, mlla_attention_naive, True),
     'nystrom': (
-        lambda *args, **options: nystrom_attention(*args, num_landmarks=4, **options),
-        lambda *args, **options: nystrom_attention_naive(*args, num_landmarks=4, **options),
+        partial(nystrom_attention, num_landmarks=4),
+        partial(nystrom_attention_naive, num_landmarks=4),
         False,
     ),
-    'transnormer': (transnormer_attention, transnormer_attention_naive, False),
+    'nystrom batch': (
+        partial(nystrom_attention, num_landmarks=4, inverse_init='batch'),
+        partial(nystrom_attention_naive, num_landmarks=4, inverse_init='batch'),
+        False,
+    ),
+    'transnormer': (transnormer_attention, transnormer_attention_naive, True),
+    'transnormer lrpe': (with_lrpe(transnormer_attention), with_lrpe(transnormer_attention_naive), True),
 }
+# Blocks of tokens are formed before tokens are masked.
+SHORTENED = [name for name, (_, _, takes_map) in OPS.items() if not takes_map and name != 'diag']
 
 
 def column(*values: float) -> Tensor:
@@ -62,10 +94,6 @@ def column(*values: float) -> Tensor:
 def tokens(*rows: tuple[float, ...]) -> Tensor:
     """Return tokens of one head, (1, 1, N, d)."""
     return torch.tensor(rows, dtype=torch.float64)[None, None]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize('masked', [False, True])
@@ -104,7 +132,7 @@ def test_values_of_masked_tokens_have_no_effect(name: str, naive: bool) -> None:
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize('name', [name for name, (_, _, takes_map) in OPS.items() if not takes_map])
+@pytest.mark.parametrize('name', SHORTENED)
 def test_masked_tokens_equal_a_shorter_sequence(name: str) -> None:
     q, k, v = make_qkv(2, 2, 12)
     mask = torch.ones(2, 12, dtype=torch.bool)
@@ -157,17 +185,87 @@ def test_transnormer_attention_by_hand() -> None:
     rms = math.sqrt(7.8125)
     expected = [1.5 / rms, 2 / rms, 0, 5 / rms]
     for op in (transnormer_attention, transnormer_attention_naive):
-        assert op(q, k, v).flatten().tolist() == pytest.approx(expected, rel=1e-5)
-    weights = transnormer_attention_weights(q, k, v).flatten().tolist()
-    assert weights == pytest.approx([0.5 / rms, 1 / rms, 0.5 / rms, 0.5 / rms], rel=1e-5)
+        assert op(q[:, :, [0, 0]], k, v, (1, 2))[:, :, 0].flatten().tolist() == pytest.approx(expected)
+    weights = transnormer_attention_weights(q[:, :, [0, 0]], k, v, (1, 2))[:, :, 0].flatten().tolist()
+    assert weights == pytest.approx([0.5 / rms, 1 / rms, 0.5 / rms, 0.5 / rms])
 
 
 def test_transnormer_outputs_have_unit_rms_for_any_scale_of_the_values() -> None:
     q, k, v = (randn(2, 3, 12, 8, seed=i) for i in range(3))
-    out = transnormer_attention(q, k, v + 1)
+    out = transnormer_attention(q, k, v + 1, (3, 4))
     sizes = out.square().mean(dim=(1, 3))
-    torch.testing.assert_close(sizes, torch.ones(2, 12, dtype=torch.float64), rtol=0, atol=1e-4)
-    torch.testing.assert_close(transnormer_attention(q, k, 10 * (v + 1)), out, rtol=0, atol=1e-4)
+    torch.testing.assert_close(sizes, torch.ones(2, 12, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(transnormer_attention(q, k, 10 * (v + 1), (3, 4)), out, rtol=0, atol=1e-6)
+
+
+def test_transnormer_epsilon_stands_beside_the_root_mean_square_of_the_sum() -> None:
+    """φ(0) = 1 in T2: four values of 2.5e-9 sum to 1e-8, so half of the divisor is ε."""
+    zeros, v = torch.zeros(1, 1, 4, 1, dtype=torch.float64), column(*[2.5e-9] * 4)
+    for op in (transnormer_attention, transnormer_attention_naive):
+        assert op(zeros, zeros, v, (2, 2)).flatten().tolist() == pytest.approx([0.5] * 4)
+        # elu(0) = 0 in T1, so there is nothing to normalise; the gradient is finite.
+        out = op(zeros, zeros, v.clone().requires_grad_(), (2, 2), variant='T1')
+        assert not out.any()
+    leaf = zeros.clone().requires_grad_()
+    gradient = torch.autograd.grad(transnormer_attention(leaf, leaf, v, (2, 2), variant='T1').sum(), leaf)
+    assert gradient[0].isfinite().all()
+
+
+def test_lrpe_by_hand() -> None:
+    """Points (1, 0) with elu((1, 0)) = (1, 0); the reflection at u = (1, 0) turns them into (−1, 0).
+
+    Two steps apart they are rotated by 2θ = π/3 against each other, so their product is 1/2. A reflection of
+    all tokens has no effect if the rotated pair is the whole space. The class token is not rotated.
+    """
+    x, v = tokens(*[(1.0, 0.0)] * 4), torch.eye(4, dtype=torch.float64)[None, None]
+    u = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    position = RelativePosition(u, torch.tensor([math.pi / 6], dtype=torch.float64))
+    weights = transnormer_attention_weights(x, x, v, (1, 3), variant='T1', position=position)[0, 0]
+    row = [1, 1, math.cos(math.pi / 6), 0.5]
+    rms = math.sqrt(sum(w * w for w in row) / 4)
+    assert weights[1].tolist() == pytest.approx([w / rms for w in row])
+    assert weights[0].tolist() == pytest.approx(weights[1].tolist())
+
+
+def test_initial_angles_of_lrpe() -> None:
+    assert initial_angles(4).tolist() == pytest.approx([1, 0.01])
+    assert initial_angles(5).tolist() == pytest.approx([1, 10000**-0.4])
+    assert initial_angles(1).shape == (0,)
+
+
+def test_diag_attention_by_hand() -> None:
+    """Blocks of two tokens, of which the last has one: equal scores give means within a block."""
+    zeros, v = torch.zeros(1, 1, 5, 1, dtype=torch.float64), column(1, 3, 10, 20, 7)
+    assert diag_attention(zeros, zeros, v, block_size=2).flatten().tolist() == [2, 2, 15, 15, 7]
+    weights = diag_attention_weights(zeros, zeros, block_size=2, queries=slice(2, 3)).flatten().tolist()
+    assert weights == [0, 0, 0.5, 0.5, 0]
+    whole = diag_attention(*make_qkv(2, 2, 6), block_size=64)
+    torch.testing.assert_close(whole, softmax_attention_naive(*make_qkv(2, 2, 6)))
+
+
+@pytest.mark.parametrize('naive', [False, True])
+@pytest.mark.parametrize('name', [name for name in OPS if not name.startswith('nystrom')])
+def test_an_image_without_keys_gets_zero(name: str, naive: bool) -> None:
+    """Its gradients are finite, and other images are not affected."""
+    op, map_size = OPS[name][int(naive)], ((3, 4),) if OPS[name][2] else ()
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[1] = False
+    qkv = [x.requires_grad_() for x in make_qkv(2, 2, 12)]
+    out = op(*qkv, *map_size, key_mask=mask)
+    assert not out[1].any()
+    torch.testing.assert_close(out[:1], op(*(x[:1] for x in qkv), *map_size))
+    # The square root in the definition of NormAttention has no gradient at 0.
+    if not naive:
+        assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), qkv))
+
+
+def test_cosformer_sum_of_scores_has_a_lower_limit() -> None:
+    """A single key with score 1e-8 gets the weight 1e-8 / 1e-6; with score 1e-2 it gets 1."""
+    for score, expected in ((1e-8, 0.01), (1e-2, 1.0)):
+        q, k = column(score), column(1)
+        assert cosformer_attention_weights(q, k, (1, 1)).item() == pytest.approx(expected)
+        for op in (cosformer_attention, cosformer_attention_naive):
+            assert op(q, k, column(5), (1, 1)).item() == pytest.approx(5 * expected)
 
 
 def test_cosformer_attention_by_hand() -> None:
@@ -275,19 +373,19 @@ def test_rotated_products_depend_only_on_the_offset() -> None:
 
 
 def test_landmarks_by_hand() -> None:
-    """Five tokens in two segments: the first three and the last two; with one masked, two and two."""
+    """Five tokens in two segments: the first two and the last three; with one masked, two and two."""
     q, k = column(1, 2, 3, 4, 6), column(10, 20, 30, 40, 60)
     landmarks = compute_landmarks(q, k, 2, None)
     assert (landmarks.q.flatten().tolist(), landmarks.k.flatten().tolist(), landmarks.mask) == (
-        [2, 5],
-        [20, 50],
+        [1.5, pytest.approx(13 / 3)],
+        [15, pytest.approx(130 / 3)],
         None,
     )
     mask = torch.tensor([[True, False, True, True, True]])
     assert compute_landmarks(q, k, 2, mask).k.flatten().tolist() == [20, 50]
     few = torch.tensor([[False, True, False, False, False]])
     landmarks = compute_landmarks(q, k, 2, few)
-    assert (landmarks.k.flatten().tolist(), landmarks.mask.tolist()) == ([20, 0], [[True, False]])
+    assert (landmarks.k.flatten().tolist(), landmarks.mask.tolist()) == ([0, 20], [[False, True]])
 
 
 def test_nystrom_attention_by_hand() -> None:

@@ -14,15 +14,15 @@ from inline.models.mixers.baselines import (
     EfficientMixer,
     FLattenMixer,
     LinearMixer,
-    MLLAMixer,
     NystromMixer,
-    TransNormerMixer,
 )
 from inline.models.mixers.gated import CirculantMixer, MALAMixer, PolaFormerMixer, RALAMixer
 from inline.models.mixers.inline import InLineMixer, flop_counting
 from inline.models.mixers.mhla import MHLAMixer
+from inline.models.mixers.mlla import MLLAGatedMixer, MLLAMixer
 from inline.models.mixers.registry import MIXERS, build_mixer, default_mixers, expand_mixers, register_mixer
 from inline.models.mixers.softmax import SoftmaxMixer
+from inline.models.mixers.transnormer import DiagAttentionMixer, TransNormerMixer
 
 __all__ = [
     'ALL_QUERIES',
@@ -32,12 +32,14 @@ __all__ = [
     'AttentionMixer',
     'CirculantMixer',
     'CosFormerMixer',
+    'DiagAttentionMixer',
     'EfficientMixer',
     'FLattenMixer',
     'InLineMixer',
     'LinearMixer',
     'MALAMixer',
     'MHLAMixer',
+    'MLLAGatedMixer',
     'MLLAMixer',
     'MixerOptions',
     'NystromMixer',

@@ -12,15 +12,22 @@ from inline.utils.errors import UserError
 MAX_KERNEL_SIZE = 63
 
 
-def make_depthwise(channels: int, conv_size: int | None, bias: bool = True) -> nn.Conv2d | None:
-    """Return a depthwise convolution that keeps the size of a map; None if ``conv_size`` is None."""
+def make_depthwise(
+    channels: int, conv_size: int | None, bias: bool = True, columns: bool = True
+) -> nn.Conv2d | None:
+    """Return a depthwise convolution that keeps the size of a map; None if ``conv_size`` is None.
+
+    Without ``columns`` its kernel is conv_size × 1.
+    """
     if conv_size is None:
         return None
     if not 1 <= conv_size <= MAX_KERNEL_SIZE or conv_size % 2 == 0:
         raise UserError(
             f'conv_size {conv_size}: must be odd and from 1 to {MAX_KERNEL_SIZE}, or None for no convolution'
         )
-    return nn.Conv2d(channels, channels, conv_size, padding=conv_size // 2, groups=channels, bias=bias)
+    kernel = (conv_size, conv_size if columns else 1)
+    padding = (kernel[0] // 2, kernel[1] // 2)
+    return nn.Conv2d(channels, channels, kernel, padding=padding, groups=channels, bias=bias)
 
 
 def value_maps(inputs: AttentionInputs) -> Tensor:
@@ -30,9 +37,9 @@ def value_maps(inputs: AttentionInputs) -> Tensor:
 
 
 def depthwise(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve each channel of maps (b, c, h, w) with weight (c, 1, side, side), to tokens (b, h·w, c)."""
-    out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=maps.shape[1])
-    return map_to_tokens(out)
+    """Convolve each channel of maps (b, c, h, w) with weight (c, 1, rows, columns), to tokens (b, h·w, c)."""
+    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+    return map_to_tokens(F.conv2d(maps, weight, bias, padding=padding, groups=maps.shape[1]))
 
 
 def convolve_heads(conv: nn.Conv2d, maps: Tensor, heads: int) -> Tensor:

@@ -206,7 +206,8 @@ class AffineReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, d) to the same shape."""
-        return F.relu(F.linear(x, self.weight, self.bias))
+        # Ops that divide compute in float32, also for weights in half precision.
+        return F.relu(F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
 
 
 def make_kernel(name: str, head_dim: int) -> str | AffineReLU:
