@@ -255,10 +255,11 @@ def _make_mixer_rows() -> dict[str, dict[str, Any]]:
         'Softmax': {'type': 'Softmax'},
         'Efficient': {'type': 'Efficient'},
         'TransNormer': {'type': 'TransNormer'},
+        'TransNormer-no-lrpe': {'type': 'TransNormer', 'lrpe': False},
         'CosFormer': {'type': 'CosFormer'},
         # With its default of 64 landmarks, 64 tokens would make it softmax.
         'Nystrom': {'type': 'Nystrom', 'num_landmarks': 16},
-        'Nystrom-no-conv': {'type': 'Nystrom', 'num_landmarks': 16, 'conv_size': None},
+        'Nystrom-conv': {'type': 'Nystrom', 'num_landmarks': 16, 'conv_size': 3},
         'FLatten': {'type': 'FLatten'},
         'FLatten-no-conv': {'type': 'FLatten', 'conv_size': None},
         'MLLA': {'type': 'MLLA'},

@@ -62,6 +62,7 @@ _BASELINES = {
     'transnormer': 'TransNormer',
     'flatten': 'FLatten',
     'mlla': 'MLLA',
+    'mlla_gated': 'MLLA, gated mixer',
     'agent': 'Agent Attention',
     'polaformer': 'PolaFormer',
     'rala': 'RALA',
