@@ -1,2 +1,2 @@
-_base_ = '../../../_base_/ablations/deit_digits.py'
+_base_ = '../../../_base_/ablations/pvt_digits_short.py'
 model = dict(backbone=dict(mixers=dict(type='MHLA')))

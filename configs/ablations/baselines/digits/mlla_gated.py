@@ -1,3 +1,3 @@
 # The mixer of the authors' block: a convolution before the attention of mlla.py and a gate after it.
-_base_ = '../../../_base_/ablations/deit_digits.py'
+_base_ = '../../../_base_/ablations/pvt_digits_short.py'
 model = dict(backbone=dict(mixers=dict(type='MLLAGated')))

@@ -1,0 +1,3 @@
+# The mixer of the authors' block: a convolution before the attention of mlla.py and a gate after it.
+_base_ = '../../../_base_/ablations/pvt_tiny_imagenet_6e.py'
+model = dict(backbone=dict(mixers=dict(type='MLLAGated')))
