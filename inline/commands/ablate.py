@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from inline.reproduce.ablations import Ablation
 
 
-
 def main() -> None:
     args = parse_args()
     apply_patches()
@@ -138,4 +137,3 @@ def write_results(ablation: 'Ablation', dataset: str, summaries: 'list[Summary]'
     ablation_tables.draw_summaries(summaries, title, out / 'figure.png')
     ablation_tables.draw_speed_accuracy(summaries, title, out / 'speed_accuracy.png')
     print(f'\n{table}\n{verdicts}\nwritten to {out}: table.csv, table.md, figure.png, speed_accuracy.png')
-

@@ -1,3 +1,3 @@
-# The positional encoding has the size of the map, 8×8.
+# The positional encodings have the size of the maps.
 _base_ = '../../../_base_/ablations/pvt_digits_short.py'
-model = dict(backbone=dict(mixers=dict(type='PolaFormer', position_size=8)))
+model = dict(backbone=dict(mixers=[dict(type='PolaFormer', position_size=side) for side in (16, 8, 4)]))

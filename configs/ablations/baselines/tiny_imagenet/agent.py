@@ -1,2 +1,5 @@
+# As on digits: 16 agents, and bias tables of the size of the maps.
 _base_ = '../../../_base_/ablations/pvt_tiny_imagenet_6e.py'
-model = dict(backbone=dict(mixers=dict(type='Agent', num_agents=16, bias_size=16)))
+model = dict(
+    backbone=dict(mixers=[dict(type='Agent', num_agents=16, bias_size=side) for side in (16, 8, 4, 2)])
+)
