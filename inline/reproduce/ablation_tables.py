@@ -268,10 +268,10 @@ def draw_speed_accuracy(summaries: Sequence[Summary], title: str, out: Path) -> 
             convolution
         ]
         axes.plot([], [], marker, color='#555555', label=label)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.15)
+    # Leave space for the names to the right of the points.
+    axes.set_xlim(0, 1.25 * max((s.cost.milliseconds for s in summaries if s.cost and s.outcomes), default=1))
     axes.set(xlabel='inference, ms per image', ylabel='top-1 accuracy (%)')
-    axes.legend(loc='lower right', frameon=False, fontsize=9)
+    figure.legend(loc='outside lower center', ncols=len(_MARKERS), frameon=False, fontsize=9)
     _finish(figure, axes, title, out)
 
 
