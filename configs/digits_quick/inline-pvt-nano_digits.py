@@ -1,6 +1,6 @@
 # Digits at 32 pixels, 300 steps.
-_base_ = ['../digits/inline-pvt-micro_digits.py', '../_base_/digits/nano.py']
-model = dict(backbone=dict(arch=_base_.nano, img_size=32), head=dict(in_channels=96))
+_base_ = '../digits/inline-pvt-micro_digits.py'
+model = dict(backbone=dict(arch='nano', img_size=32), head=dict(in_channels=96))
 train_dataloader = _base_.train_dataloader
 train_dataloader.dataset.pipeline[1].scale = 32
 val_dataloader = _base_.val_dataloader

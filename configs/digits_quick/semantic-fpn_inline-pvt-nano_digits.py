@@ -1,5 +1,5 @@
-_base_ = ['../digits/semantic-fpn_inline-pvt-micro_digits.py', '../_base_/digits/nano.py']
-model = dict(backbone=dict(arch=_base_.nano), neck=dict(in_channels=[24, 48, 64, 96]))
+_base_ = '../digits/semantic-fpn_inline-pvt-micro_digits.py'
+model = dict(backbone=dict(arch='nano'), neck=dict(in_channels=[24, 48, 64, 96]))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=20),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False),

@@ -3,7 +3,7 @@ _base_ = '../_base_/tiny_imagenet/classification.py'
 model = dict(
     backbone=dict(
         type='inline.InLineDeiT',
-        arch=dict(embed_dims=128, depth=6, num_heads=8, img_size=64, patch_size=4, mlp_ratio=4),
+        arch='micro',
         out_type='cls_token',
         drop_path_rate=0.05,
         init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform'),

@@ -1,2 +1,2 @@
-_base_ = ['inline-pvt-micro_tiny-imagenet.py', '../_base_/digits/nano.py']
-model = dict(backbone=dict(arch=_base_.nano), head=dict(in_channels=96))
+_base_ = 'inline-pvt-micro_tiny-imagenet.py'
+model = dict(backbone=dict(arch='nano'), head=dict(in_channels=96))

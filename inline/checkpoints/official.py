@@ -29,8 +29,8 @@ FAMILIES: dict[str, type[Backbone]] = {
 
 
 @dataclass(frozen=True)
-class OfficialModel:
-    """A released model: family, size, and the image size that it was trained at."""
+class ModelSpec:
+    """A model with a name: family, size, and the image size that it is trained at."""
 
     family: str
     arch: str
@@ -42,17 +42,22 @@ class OfficialModel:
         suffix = '-384' if self.img_size == 384 else ''
         return f'inline-{self.family}-{self.arch}{suffix}'
 
-    @property
-    def title(self) -> str:
-        """The name in the paper's tables, for example InLine-Swin-T."""
-        family = {'deit': 'DeiT', 'pvt': 'PVT', 'swin': 'Swin', 'cswin': 'CSwin'}[self.family]
-        return f'InLine-{family}-{self.arch[0].upper()}'
-
     def build(self) -> Backbone:
         """Build the backbone with the outputs that a classifier needs."""
         if self.family == 'deit':
             return InLineDeiT(self.arch, out_type='cls_token')
         return FAMILIES[self.family](self.arch, img_size=self.img_size, out_indices=(3,))
+
+
+@dataclass(frozen=True)
+class OfficialModel(ModelSpec):
+    """A model that the authors released."""
+
+    @property
+    def title(self) -> str:
+        """The name in the paper's tables, for example InLine-Swin-T."""
+        family = {'deit': 'DeiT', 'pvt': 'PVT', 'swin': 'Swin', 'cswin': 'CSwin'}[self.family]
+        return f'InLine-{family}-{self.arch[0].upper()}'
 
 
 OFFICIAL = {

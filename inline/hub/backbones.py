@@ -22,7 +22,7 @@ from inline.checkpoints import (
     read_checkpoint,
 )
 from inline.checkpoints.model_card import attention_tags, count_attention, describe_attention
-from inline.checkpoints.official import FAMILIES, OFFICIAL, OfficialModel
+from inline.checkpoints.official import FAMILIES, OFFICIAL, ModelSpec
 from inline.checkpoints.sources import hub_name, locate_checkpoint
 from inline.models import InLineDeiT
 from inline.models.backbones.common import init_weights
@@ -59,7 +59,15 @@ else:
             from_pretrained = push_to_hub = save_pretrained
 
 
-NAMES = {name.replace('-', '_'): model for name, model in OFFICIAL.items()}
+# Small models for images of 64 pixels, which train on a CPU.
+SMALL = (
+    ModelSpec('pvt', 'nano', 64),
+    ModelSpec('pvt', 'micro', 64),
+    ModelSpec('swin', 'micro', 64),
+    ModelSpec('cswin', 'micro', 64),
+    ModelSpec('deit', 'micro', 64),
+)
+NAMES: dict[str, ModelSpec] = {model.name.replace('-', '_'): model for model in (*OFFICIAL.values(), *SMALL)}
 # May be missing without a warning: the output norms, which classifiers do not have, and the head.
 _OPTIONAL = ('backbone.out_norms.', 'head.')
 # Limits for a config.json from the Hub, checked before anything is built.
@@ -350,7 +358,7 @@ def _check_sizes(arguments: Mapping[str, Any]) -> None:
             check_range(f'sum of {name}', sum(n for n in numbers if isinstance(n, int)), 1, MAX_BLOCKS)
 
 
-def _find(name: str) -> OfficialModel:
+def _find(name: str) -> ModelSpec:
     known = name.replace('-', '_')
     if known not in NAMES:
         close = difflib.get_close_matches(known, NAMES) or list(NAMES)

@@ -30,6 +30,13 @@ IMAGENET = ROOT / 'configs' / 'inline_pvt' / 'inline-pvt-tiny_8xb128_in1k.py'
 LEAVES = sorted(
     {path.parent: path for path in sorted((ROOT / 'configs').glob('[a-z]*/*.py'))}.values(), key=str
 )
+MICRO = {
+    '_delete_': True,
+    'embed_dims': (32, 64, 128, 192),
+    'depths': (1, 2, 2, 1),
+    'num_heads': (2, 4, 8, 12),
+}
+HUGE = {**MICRO, 'embed_dims': (16384,) * 4, 'depths': (40,) * 4, 'num_heads': (8,) * 4}
 DIGITS = sorted((ROOT / 'configs' / 'digits').glob('*.py'))
 
 
@@ -172,12 +179,11 @@ def test_our_configs_pass_the_checks(path: Path) -> None:
         ({'model.backbone.img_size': '48'}, "img_size '48' of InLinePVT: must be an integer or a list"),
         ({'model.backbone.img_size': 0}, 'img_size 0: must be one size or .* each from 32 to 16384'),
         ({'model.backbone.drop_path_rate': 1.5}, r'drop_path_rate 1\.5: must be at least 0 and below 1'),
-        ({'model.backbone.arch.num_heads': (3, 4, 8, 12)}, 'width 32 is not divisible by 3 heads'),
-        ({'model.backbone.arch.depths': 2}, 'depths 2 of arch: must be a list of integers'),
-        ({'model.backbone.arch.depths': (1, 2, 2, 10**6)}, 'depths 1000000: must be from 1 to 1000'),
-        ({'model.backbone.arch.depth': 2}, r"unknown key 'depth' of arch: .* \(did you mean 'depths'\?\)"),
-        ({'model.backbone.arch.embed_dims': (16384,) * 4, 'model.backbone.arch.depths': (40,) * 4,
-          'model.backbone.arch.num_heads': (8,) * 4}, r'GiB of parameters: this machine has \d'),
+        ({'model.backbone.arch': {**MICRO, 'num_heads': (3, 4, 8, 12)}}, 'width 32 is not divisible by 3'),
+        ({'model.backbone.arch': {**MICRO, 'depths': 2}}, 'depths 2 of arch: must be a list of integers'),
+        ({'model.backbone.arch': {**MICRO, 'depths': (1, 2, 2, 10**6)}}, 'depths 1000000: must be from 1'),
+        ({'model.backbone.arch': {**MICRO, 'depth': 2}}, r"unknown key 'depth' of arch: .*mean 'depths'\?\)"),
+        ({'model.backbone.arch': HUGE}, r'GiB of parameters: this machine has \d'),
         ({'model.backbone.mixers': [{'type': 'InLine'}] * 3}, 'mixers has 3 entries: must be one dict'),
         ({'model.backbone.mixers': {'type': 'Inline'}}, r"unknown mixer type 'Inline'.*mean 'InLine'"),
         ({'model.backbone.mixers': {'type': 'InLine', 'kernel': 'cos'}}, "unknown kernel 'cos'"),

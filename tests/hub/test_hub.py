@@ -152,9 +152,10 @@ def test_authors_files_load(suffix: str, tmp_path: Path) -> None:
         assert features(x)[0].shape == (1, 192, 4, 6)
 
 
-def test_every_released_model_has_a_name() -> None:
+def test_every_released_and_small_model_has_a_name() -> None:
     names = list_backbones()
-    assert len(names) == 15
+    assert len(names) == 20
+    assert set(list_backbones('*_micro')) == {f'inline_{f}_micro' for f in ('deit', 'pvt', 'swin', 'cswin')}
     assert list_backbones('*swin*base*') == [
         'inline_swin_base',
         'inline_swin_base_384',

@@ -1,6 +1,7 @@
 """Tests that hold for every family, with any attention."""
 
 import csv
+from typing import Any
 
 import pytest
 import torch
@@ -192,3 +193,41 @@ def test_layer_depths_increase_from_input_to_output(family: str) -> None:
     assert numbers == list(range(1, blocks + 1))
     if family != 'InLinePVT':
         assert max(depth for depth, _ in depths.values()) == blocks + 1
+
+
+WIDTHS = {'embed_dims': (32, 64, 128, 192), 'num_heads': (2, 4, 8, 12), 'mlp_ratios': (4, 4, 4, 3)}
+NANO = {'embed_dims': (24, 48, 64, 96), 'num_heads': (2, 4, 4, 6), 'mlp_ratios': (3, 3, 3, 3)}
+DEIT = {'embed_dims': 128, 'depth': 6, 'num_heads': 8, 'img_size': 64, 'patch_size': 4, 'mlp_ratio': 4}
+NO_POSITION = {'absolute_position': False, 'out_norm': True}
+
+
+@pytest.mark.parametrize(
+    ('family', 'name', 'settings', 'options'),
+    [
+        ('InLinePVT', 'nano', {**NANO, 'depths': (1, 1, 1, 1)}, NO_POSITION),
+        ('InLinePVT', 'micro', {**WIDTHS, 'depths': (1, 2, 2, 1)}, NO_POSITION),
+        ('InLineSwin', 'micro', {**WIDTHS, 'depths': (2, 2, 2, 1), 'inline_depths': (2, 2, 2, 0)}, {}),
+        ('InLineCSwin', 'micro', {**WIDTHS, 'depths': (1, 2, 2, 1), 'inline_depths': (1, 2, 0, 0)}, {}),
+        ('InLineDeiT', 'micro', DEIT, {}),
+    ],
+)
+def test_small_archs_have_the_weights_of_their_first_trainings(
+    family: str, name: str, settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Checkpoints whose config lists the sizes, as those of earlier versions do, still load."""
+    named = FAMILIES[family][0](name, img_size=64).eval()
+    listed = FAMILIES[family][0](settings, img_size=64, **options).eval()
+    assert str(named) == str(listed)
+    named.load_state_dict(listed.state_dict())
+    x = torch.randn(1, 3, 64, 64)
+    for left, right in zip(named(x), listed(x), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_options_of_pvt_take_precedence_over_its_arch() -> None:
+    plain = build('InLinePVT', arch='nano', absolute_position=True, out_norm=False)
+    assert len(plain.out_norms) == 0
+    assert all(stage.position is not None for stage in plain.stages)
+    tiny = build('InLinePVT', arch='tiny', absolute_position=False, out_norm=True)
+    assert len(tiny.out_norms) == 4
+    assert all(stage.position is None for stage in tiny.stages)

@@ -78,7 +78,7 @@ def test_position_tables_of_another_resolution_are_interpolated() -> None:
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'arch': 'huge'}, "unknown arch 'huge': choose one of tiny, small, medium, large"),
+        ({'arch': 'huge'}, "unknown arch 'huge': choose one of nano, micro, tiny, small, medium, large"),
         ({'arch': {**SMALL, 'width': 3}}, "unknown key 'width' of arch"),
         ({'arch': {'depths': (1,)}}, r'arch .* lacks embed_dims, num_heads: it takes'),
         ({'arch': {**SMALL, 'depths': (1, 1)}}, 'number of stages differs: embed_dims 4, depths 2'),
@@ -119,7 +119,8 @@ def test_mixers_can_differ_by_block() -> None:
 
 
 def test_depths_are_those_of_the_paper() -> None:
-    assert [arch.depths for arch in ARCHS.values()] == [
+    released = [arch for name, arch in ARCHS.items() if name not in ('nano', 'micro')]
+    assert [arch.depths for arch in released] == [
         (2, 2, 2, 2),
         (3, 4, 6, 3),
         (3, 4, 18, 3),

@@ -10,6 +10,7 @@ from inline.models.mixers.registry import MixerConfig, MixersConfig
 from inline.utils.arguments import checked
 
 ARCHS = {
+    'micro': PyramidArch((32, 64, 128, 192), (1, 2, 2, 1), (2, 4, 8, 12), (1, 2, 0, 0), (4, 4, 4, 3)),
     'tiny':  PyramidArch((64, 128, 256, 512), (2, 4, 18, 1), (2, 4, 8, 16), (2, 4, 0, 0)),
     'small': PyramidArch((64, 128, 256, 512), (3, 6, 29, 2), (2, 4, 8, 16), (3, 6, 0, 0)),
     'base':  PyramidArch((96, 192, 384, 768), (3, 6, 29, 2), (4, 8, 16, 32), (3, 6, 0, 0)),
@@ -24,8 +25,8 @@ class InLineCSwin(Pyramid):
     attention, attend to the whole map unless their config sets a split_size.
 
     Args:
-        arch: tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number per
-            stage, and optionally inline_depths and mlp_ratios.
+        arch: micro, tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number
+            per stage, and optionally inline_depths and mlp_ratios.
         img_size: Image size that sets the stripes, one number or (height, width); images may have any size.
         in_channels: Number of image channels.
         out_indices: Stages whose features are returned, from 0. Later stages are not built.

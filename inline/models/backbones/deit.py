@@ -45,6 +45,7 @@ class DeiTArch:
 
 
 ARCHS = {
+    'micro': DeiTArch(128, 6, 8, 64, patch_size=4),
     'tiny':  DeiTArch(192, 12, 6, 224),
     'small': DeiTArch(320, 12, 10, 288),
     'base':  DeiTArch(384, 12, 12, 448),
@@ -52,17 +53,17 @@ ARCHS = {
 
 
 class InLineDeiT(Backbone):
-    """A plain vision transformer with a class token and patches of 16 × 16 pixels.
+    """A plain vision transformer with a class token and patches of 16 × 16 pixels (micro: 4 × 4).
 
     Args:
-        arch: tiny, small, base, or a dict with embed_dims, depth, num_heads, and optionally img_size,
+        arch: micro, tiny, small, base, or a dict with embed_dims, depth, num_heads, and optionally img_size,
             patch_size and mlp_ratio.
         img_size: Image size of the position table, one number or (height, width), that of the arch if
             None; it is interpolated for images of other sizes.
         in_channels: Number of image channels.
         out_indices: Blocks whose features are returned, from 0; -1 is the last block, to which the final
             norm is applied. Later blocks are not built.
-        out_type: 'featmap' for maps (B, C, h, w) of stride 16, 'cls_token' for the class token (B, C).
+        out_type: 'featmap' for maps (B, C, h, w), one position per patch; 'cls_token' for vectors (B, C).
         drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
         mixers: Token mixer of all blocks or of each, see :mod:`inline.models.mixers.registry`.
         with_cp: Gradient checkpointing: recompute blocks in the backward pass.

@@ -1,6 +1,7 @@
 """InLine-PVT: the Pyramid Vision Transformer with InLine attention instead of spatial reduction."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inline.models.backbones.common import resolve_arch, resolve_img_size
@@ -14,11 +15,23 @@ NORM_EPS = 1e-6
 SR_RATIOS = (8, 4, 2, 1)
 
 
+@dataclass(frozen=True)
+class PVTArch(PyramidArch):
+    """Sizes per stage, and whether the stages have position tables and the returned maps a norm."""
+
+    absolute_position: bool = True
+    out_norm: bool = False
+
+
+_NARROW: dict[str, Any] = {'absolute_position': False, 'out_norm': True}
 ARCHS = {
-    'tiny':   PyramidArch((64, 128, 320, 512), (2, 2, 2, 2), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
-    'small':  PyramidArch((64, 128, 320, 512), (3, 4, 6, 3), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
-    'medium': PyramidArch((64, 128, 320, 512), (3, 4, 18, 3), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
-    'large':  PyramidArch((64, 128, 320, 512), (3, 8, 27, 3), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
+    # For images of 32 to 64 pixels on a CPU. The norm stabilises detectors that train from scratch.
+    'nano':   PVTArch((24, 48, 64, 96), (1, 1, 1, 1), (2, 4, 4, 6), mlp_ratios=(3, 3, 3, 3), **_NARROW),
+    'micro':  PVTArch((32, 64, 128, 192), (1, 2, 2, 1), (2, 4, 8, 12), mlp_ratios=(4, 4, 4, 3), **_NARROW),
+    'tiny':   PVTArch((64, 128, 320, 512), (2, 2, 2, 2), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
+    'small':  PVTArch((64, 128, 320, 512), (3, 4, 6, 3), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
+    'medium': PVTArch((64, 128, 320, 512), (3, 4, 18, 3), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
+    'large':  PVTArch((64, 128, 320, 512), (3, 8, 27, 3), (2, 4, 10, 16), mlp_ratios=(8, 8, 4, 4)),
 }  # fmt: skip
 
 
@@ -26,8 +39,9 @@ class InLinePVT(Pyramid):
     """A pyramid of strides 4, 8, 16, 32 with a learned position table per stage.
 
     Args:
-        arch: tiny, small, medium, large, or a dict with embed_dims, depths, num_heads and optionally
-            mlp_ratios and inline_depths, each with one number per stage.
+        arch: nano, micro, tiny, small, medium, large, or a dict with embed_dims, depths, num_heads and
+            optionally mlp_ratios and inline_depths, each with one number per stage, and optionally
+            absolute_position and out_norm.
         img_size: Image size of the position tables, one number or (height, width); they are interpolated
             for images of other sizes.
         in_channels: Number of image channels.
@@ -35,8 +49,10 @@ class InLinePVT(Pyramid):
         drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
         mixers: Token mixer of each stage or block, see :mod:`inline.models.mixers.registry`; None for
             those of the arch. Softmax stages have PVT's spatial reduction.
-        absolute_position: Whether the stages have a learned position table.
-        out_norm: Whether to apply a LayerNorm to each returned feature map.
+        absolute_position: Whether the stages have a learned position table; None for the arch's choice (nano
+            and micro have none, all others do).
+        out_norm: Whether to apply a LayerNorm to each returned feature map; None for the arch's choice (nano
+            and micro do, all others do not).
         with_cp: Gradient checkpointing: recompute blocks in the backward pass.
     """
 
@@ -49,23 +65,24 @@ class InLinePVT(Pyramid):
         out_indices: Sequence[int] = (0, 1, 2, 3),
         drop_path_rate: float = 0.0,
         mixers: MixersConfig | None = None,
-        absolute_position: bool = True,
-        out_norm: bool = False,
+        absolute_position: bool | None = None,
+        out_norm: bool | None = None,
         with_cp: bool = False,
     ) -> None:
-        sizes = resolve_arch(arch, ARCHS, PyramidArch)
+        sizes = resolve_arch(arch, ARCHS, PVTArch)
+        has_position = sizes.absolute_position if absolute_position is None else absolute_position
         dims = sizes.embed_dims
         maps = stage_sizes(resolve_img_size(img_size), len(dims))
         super().__init__(
             sizes,
             lambda i: PatchEmbed(dims[i - 1], dims[i], 2) if i else PatchEmbed(in_channels, dims[i], 4),
-            make_position=(lambda i: PositionEmbedding(dims[i], maps[i])) if absolute_position else None,
+            make_position=(lambda i: PositionEmbedding(dims[i], maps[i])) if has_position else None,
             with_family_defaults=_with_family_defaults,
             mixers=mixers,
             drop_path_rate=drop_path_rate,
             norm_eps=NORM_EPS,
             out_indices=out_indices,
-            out_norm=out_norm,
+            out_norm=sizes.out_norm if out_norm is None else out_norm,
             with_cp=with_cp,
         )
 

@@ -10,6 +10,7 @@ from inline.models.mixers.registry import MixerConfig, MixersConfig
 from inline.utils.arguments import checked
 
 ARCHS = {
+    'micro': PyramidArch((32, 64, 128, 192), (2, 2, 2, 1), (2, 4, 8, 12), (2, 2, 2, 0), (4, 4, 4, 3)),
     'tiny':  PyramidArch((96, 192, 384, 768), (2, 2, 6, 2), (3, 6, 12, 24), (2, 2, 6, 0)),
     'small': PyramidArch((96, 192, 384, 768), (2, 2, 18, 2), (3, 6, 12, 24), (2, 2, 0, 0)),
     'base':  PyramidArch((128, 256, 512, 1024), (2, 2, 18, 2), (4, 8, 16, 32), (2, 2, 2, 0)),
@@ -24,8 +25,8 @@ class InLineSwin(Pyramid):
     window_size. The windows of every second block are shifted.
 
     Args:
-        arch: tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number per
-            stage, and optionally inline_depths and mlp_ratios.
+        arch: micro, tiny, small, base, or a dict with embed_dims, depths and num_heads, each with one number
+            per stage, and optionally inline_depths and mlp_ratios.
         img_size: Image size that sets the softmax windows, one number or (height, width); images may have
             any size.
         in_channels: Number of image channels.
