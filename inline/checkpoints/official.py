@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from inline.checkpoints.pretrained_cfg import PretrainedCfg
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 from inline.utils.errors import UserError
 
@@ -30,17 +31,25 @@ FAMILIES: dict[str, type[Backbone]] = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a name: family, size, and the image size that it is trained at."""
+    """A model with a name: family, size, and the images and the number of classes that it is trained with."""
 
     family: str
     arch: str
     img_size: int
+    num_classes: int = 1000
+    crop_pct: float = 0.875
 
     @property
     def name(self) -> str:
         """For example inline-swin-tiny; inline-swin-base-384 where a model for 224 exists, too."""
         suffix = '-384' if self.img_size == 384 else ''
         return f'inline-{self.family}-{self.arch}{suffix}'
+
+    @property
+    def pretrained_cfg(self) -> PretrainedCfg:
+        """Images are normalised as for ImageNet and resized without keeping their aspect ratio."""
+        size = (3, self.img_size, self.img_size)
+        return PretrainedCfg(size, crop_pct=self.crop_pct, num_classes=self.num_classes)
 
     def build(self) -> Backbone:
         """Build the backbone with the outputs that a classifier needs."""
@@ -73,7 +82,7 @@ OFFICIAL = {
         OfficialModel('swin', 'tiny', 224),
         OfficialModel('swin', 'small', 224),
         OfficialModel('swin', 'base', 224),
-        OfficialModel('swin', 'base', 384),
+        OfficialModel('swin', 'base', 384, crop_pct=1.0),
         OfficialModel('cswin', 'tiny', 224),
         OfficialModel('cswin', 'small', 224),
         OfficialModel('cswin', 'base', 224),

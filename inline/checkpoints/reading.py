@@ -10,6 +10,12 @@ from torch import Tensor
 
 from inline.checkpoints.official import OfficialModel, convert_official, is_official
 from inline.checkpoints.plain_data import RefusedError, check_dense
+from inline.checkpoints.pretrained_cfg import (
+    META_KEY,
+    PretrainedCfg,
+    parse_pretrained_cfg,
+    pretrained_cfg_of_config,
+)
 from inline.checkpoints.safetensors_format import is_safetensors, read_safetensors
 from inline.checkpoints.sources import check_checkpoint, locate_checkpoint
 from inline.checkpoints.state_dict import StateDict, strip_prefix, subset
@@ -59,15 +65,27 @@ class Checkpoint:
             meta.pop('palette', None)
         return meta
 
+    @property
+    def pretrained_cfg(self) -> PretrainedCfg | None:
+        """Mean, std, image size and classes of the weights; None if the file does not say."""
+        stored = self.meta.get(META_KEY)
+        if isinstance(stored, Mapping):
+            return parse_pretrained_cfg(stored, f'checkpoint {self.source!r}')
+        if self.official is not None:
+            return self.official.pretrained_cfg
+        names = [str(name) for name in self.dataset_meta.get('classes') or ()]
+        return pretrained_cfg_of_config(str(self.meta.get('cfg', '')), names)
+
 
 def read_checkpoint(source: str | Path, map_location: Any = 'cpu') -> Checkpoint:
     """Read weights without running any code in the file.
 
     Args:
         source: A .pth or .safetensors file, a folder of ``tools/publish.py`` or ``save_pretrained``, a URL
-            (http, https or file), or ``user/model`` on the Hugging Face Hub. The file may be a checkpoint of
-            a training, a plain state dict, or one that the authors released; the latter is converted. A
-            prefix ``module.`` is removed. Of a training with a moving average, that average is returned.
+            (http, https or file), ``user/model`` on the Hugging Face Hub, or the name of weights in the
+            package. The file may be a checkpoint of a training, a plain state dict, or one that the authors
+            released; the latter is converted. A prefix ``module.`` is removed. Of a training with a moving
+            average, that average is returned.
         map_location: As in :func:`torch.load`.
     """
     return as_checkpoint(read_file(source, map_location), source)

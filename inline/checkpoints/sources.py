@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a file, a folder, a URL or the Hugging Face Hub."""
+"""Where a checkpoint comes from: a file, a folder, the package, a URL or the Hugging Face Hub."""
 
 import fcntl
 import hashlib
@@ -20,17 +20,34 @@ URL_SCHEMES = ('http', 'https', 'file')
 HUB_PREFIXES = ('hf_hub:', 'hf-hub:')
 # The file name that the Hub's mixin uses. A published folder has a file with a hash in its name instead.
 WEIGHTS_NAME = 'model.safetensors'
+# Weights that are part of the package, one file per name.
+PACKAGED_FOLDER = Path(__file__).resolve().parents[1] / 'hub' / 'weights'
 TIMEOUT_SECONDS = 30
 CHUNK_BYTES = 1 << 18
 
 
 def check_checkpoint(source: str | Path, what: str = 'checkpoint') -> None:
     """Raise a :class:`UserError` if `source` is a local path that does not exist."""
-    if not (is_remote(source) or Path(source).exists()):
+    if not (is_remote(source) or find_packaged(source) or Path(source).exists()):
+        packaged = ''.join(f'{name} (in the package), ' for name in list_packaged())
         raise UserError(
             f'{what} {str(source)!r} does not exist: '
-            'give a .pth or .safetensors file, a published folder, a URL or USER/MODEL on the Hub'
+            f'give a .pth or .safetensors file, a published folder, {packaged}a URL or USER/MODEL on the Hub'
         )
+
+
+def list_packaged() -> list[str]:
+    """Return the names of the weights that are part of the package."""
+    return sorted(path.stem for path in PACKAGED_FOLDER.glob('*.safetensors'))
+
+
+def find_packaged(source: str | Path) -> Path | None:
+    """Return the file of weights in the package, given by their name; None for anything else.
+
+    Hyphens may replace underscores. ``./NAME`` is a path.
+    """
+    name = str(source).replace('-', '_')
+    return PACKAGED_FOLDER / f'{name}.safetensors' if name in list_packaged() else None
 
 
 def is_remote(source: str | Path) -> bool:
@@ -57,10 +74,13 @@ def locate_checkpoint(source: str | Path, **hub_options: Any) -> Path:
     """Return the local file of a checkpoint, downloading it if necessary.
 
     Args:
-        source: A file, a folder with one file of weights, a URL, or ``user/model`` on the Hugging Face Hub.
+        source: A file, a folder with one file of weights, the name of weights in the package, a URL, or
+            ``user/model`` on the Hugging Face Hub.
         hub_options: Options of ``hf_hub_download``.
     """
-    text = str(source)
+    text, packaged = str(source), find_packaged(source)
+    if packaged is not None:
+        return packaged
     if Path(source).is_dir():
         return Path(source) / _choose_weights_file([path.name for path in Path(source).iterdir()], text)
     if isinstance(source, Path) or Path(source).exists():

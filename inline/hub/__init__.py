@@ -1,5 +1,6 @@
 """Backbones by name for plain PyTorch, and the Hugging Face Hub."""
 
-from inline.hub.backbones import FeatureInfo, InLineBackbone, LinearHead, create_backbone, list_backbones
+from inline.hub.backbones import InLineBackbone, create_backbone, list_backbones
+from inline.hub.features import FeatureInfo, LinearHead
 
 __all__ = ['FeatureInfo', 'InLineBackbone', 'LinearHead', 'create_backbone', 'list_backbones']

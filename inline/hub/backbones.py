@@ -8,12 +8,12 @@ import difflib
 import fnmatch
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inline.checkpoints import (
     compare_state_dict,
@@ -23,9 +23,17 @@ from inline.checkpoints import (
 )
 from inline.checkpoints.model_card import attention_tags, count_attention, describe_attention
 from inline.checkpoints.official import FAMILIES, OFFICIAL, ModelSpec
-from inline.checkpoints.sources import hub_name, locate_checkpoint
-from inline.models import InLineDeiT
-from inline.models.backbones.common import init_weights
+from inline.checkpoints.pretrained_cfg import META_KEY, PretrainedCfg, parse_pretrained_cfg
+from inline.checkpoints.safetensors_format import write_checkpoint
+from inline.checkpoints.sources import (
+    WEIGHTS_NAME,
+    find_packaged,
+    hub_name,
+    list_packaged,
+    locate_checkpoint,
+)
+from inline.hub.features import FeatureInfo, adapt_input_channels
+from inline.hub.timm_interface import MAX_CLASSES, TimmInterface
 from inline.models.mixers.registry import MixersConfig
 from inline.utils.arguments import (
     check_arguments,
@@ -46,6 +54,8 @@ else:
         class PyTorchModelHubMixin:
             """Substitute if huggingface_hub is not installed. Its methods raise."""
 
+            _hub_mixin_config: dict[str, Any] | None = None
+
             def __init_subclass__(cls, **_: Any) -> None:
                 """Accept the settings of the mixin."""
 
@@ -59,51 +69,24 @@ else:
             from_pretrained = push_to_hub = save_pretrained
 
 
-# Small models for images of 64 pixels, which train on a CPU.
+# Small models for Tiny-ImageNet, images of 64 pixels; they train on a CPU.
 SMALL = (
-    ModelSpec('pvt', 'nano', 64),
-    ModelSpec('pvt', 'micro', 64),
-    ModelSpec('swin', 'micro', 64),
-    ModelSpec('cswin', 'micro', 64),
-    ModelSpec('deit', 'micro', 64),
+    ModelSpec('pvt', 'nano', 64, num_classes=200, crop_pct=1.0),
+    ModelSpec('pvt', 'micro', 64, num_classes=200, crop_pct=1.0),
+    ModelSpec('swin', 'micro', 64, num_classes=200, crop_pct=1.0),
+    ModelSpec('cswin', 'micro', 64, num_classes=200, crop_pct=1.0),
+    ModelSpec('deit', 'micro', 64, num_classes=200, crop_pct=1.0),
 )
 NAMES: dict[str, ModelSpec] = {model.name.replace('-', '_'): model for model in (*OFFICIAL.values(), *SMALL)}
 # May be missing without a warning: the output norms, which classifiers do not have, and the head.
 _OPTIONAL = ('backbone.out_norms.', 'head.')
 # Limits for a config.json from the Hub, checked before anything is built.
-MAX_CLASSES = 2**20
 MAX_STAGES = 16
 MAX_BLOCKS = 1000
 _logger = logging.getLogger('inline')
 
 
-@dataclass(frozen=True)
-class FeatureInfo:
-    """Channels and reduction (stride with respect to the image) of each returned level."""
-
-    levels: tuple[tuple[int, int], ...]
-
-    def channels(self) -> list[int]:
-        return [channels for channels, _ in self.levels]
-
-    def reduction(self) -> list[int]:
-        return [reduction for _, reduction in self.levels]
-
-
-class LinearHead(nn.Module):
-    """The classifier of the released models: one linear layer."""
-
-    def __init__(self, dim: int, num_classes: int) -> None:
-        super().__init__()
-        self.fc = nn.Linear(dim, num_classes)
-        self.apply(init_weights)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C) → (B, classes)."""
-        return self.fc(x)
-
-
-class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-attention'):
+class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-attention'):
     """A backbone that returns feature maps, a pooled vector or class logits.
 
     Args:
@@ -113,11 +96,16 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
             may have any size.
         in_chans: Channels of the image.
         features_only: Return the feature maps of ``out_indices`` instead of a pooled vector.
-        out_indices: Stages (DeiT: blocks) whose feature maps are returned; None for the family's default.
+        out_indices: Stages (DeiT: blocks) whose feature maps are returned, negative ones from the end, or the
+            number of last ones; None for the family's default.
         num_classes: Classes of the linear classifier; 0 for no classifier.
         drop_path_rate: Stochastic depth rate of the last block.
         mixers: Token mixers, see :mod:`inline.models.mixers.registry`; None for the paper's.
         options: More options of the family's class, such as with_cp, out_norm or absolute_position.
+        global_pool: 'avg' for the mean over all positions, 'token' for the class token, '' for features
+            without pooling; None for the class token of a DeiT and the mean of other families.
+        pretrained_cfg: Mean, std, image size and classes of the weights, see
+            :class:`inline.checkpoints.pretrained_cfg.PretrainedCfg`; None for those of ImageNet.
     """
 
     def __init__(
@@ -127,11 +115,13 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
         img_size: int | Sequence[int] | None = None,
         in_chans: int = 3,
         features_only: bool = False,
-        out_indices: Sequence[int] | None = None,
+        out_indices: int | Sequence[int] | None = None,
         num_classes: int = 0,
         drop_path_rate: float = 0.0,
         mixers: MixersConfig | None = None,
         options: Mapping[str, Any] | None = None,
+        global_pool: str | None = None,
+        pretrained_cfg: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_choice('unknown family', family, FAMILIES)
@@ -139,17 +129,16 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
             raise UserError(
                 f'num_classes {num_classes}: must be 0 with features_only, which has no classifier'
             )
-        if num_classes < 0:
-            raise UserError(f'num_classes {num_classes}: must be 0 (no classifier) or more')
         if out_indices is not None and not features_only:
-            raise UserError(f'out_indices {tuple(out_indices)}: requires features_only=True')
+            raise UserError(f'out_indices {format_value(out_indices)}: requires features_only=True')
         chosen: dict[str, Any] = dict(options or {})
         if img_size is not None:
             chosen['img_size'] = img_size
         if features_only and out_indices is not None:
-            chosen['out_indices'] = tuple(out_indices)
+            last_ones = range(-out_indices, 0) if isinstance(out_indices, int) else out_indices
+            chosen['out_indices'] = tuple(last_ones)
         elif not features_only:
-            chosen |= {'out_type': 'cls_token'} if family == 'deit' else {'out_indices': (_last_stage(arch),)}
+            chosen |= {'out_type': 'cls_token'} if family == 'deit' else {'out_indices': (-1,)}
         try:
             self.backbone = FAMILIES[family](
                 arch, in_channels=in_chans, drop_path_rate=drop_path_rate, mixers=mixers, **chosen
@@ -157,31 +146,63 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
         except TypeError as error:
             raise UserError(f'options {sorted(chosen)} are not accepted by {family}: {error}') from error
         self.features_only = features_only
-        dims, returned = self.backbone.dims, self.backbone.out_indices
-        self.feature_info = FeatureInfo(tuple((dims[i], self._reduction(i)) for i in returned))
-        self.num_features = dims[-1]
-        self.head = LinearHead(dims[-1], num_classes) if num_classes else None
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Images (B, C_in, H, W) → tuple of maps (B, C, h, w), vector (B, C), or logits (B, classes)."""
-        features = self.backbone(x)
-        if self.features_only:
-            return features
-        last = features[-1]
-        pooled = last.mean(dim=(2, 3)) if last.dim() == 4 else last
-        return pooled if self.head is None else self.head(pooled)
+        self.num_features = self.head_hidden_size = self.backbone.dims[-1]
+        built = len(self._levels())
+        self.feature_info = FeatureInfo(
+            [self._describe_level(i) for i in range(built)],
+            self.backbone.out_indices if features_only else range(built),
+        )
+        self.global_pool = 'token' if family == 'deit' else 'avg'
+        self.reset_classifier(num_classes, global_pool)
+        values = {} if pretrained_cfg is None else pretrained_cfg
+        self._pretrained_cfg = parse_pretrained_cfg(values, 'the model')
+        if pretrained_cfg is None:
+            height, width = (img_size, img_size) if isinstance(img_size, int) else img_size or (224, 224)
+            self._pretrained_cfg = _with_channels(PretrainedCfg((3, height, width)), in_chans)
 
     def load_weights(self, source: str | Path) -> None:
         """Load weights that match, and warn about others; see :func:`create_backbone` for `source`."""
-        weights = read_checkpoint(source).state_dict
+        checkpoint = read_checkpoint(source)
+        weights: Mapping[str, Tensor] = checkpoint.state_dict
         if not any(name.startswith('backbone.') for name in weights):
             weights = {f'backbone.{name}': value for name, value in weights.items()}
         # Detectors and segmentors have other heads, which are skipped.
         usable = {key: value for key, value in weights.items() if key.startswith(('backbone.', 'head.fc.'))}
-        report = load_partial_state_dict(self, usable, str(source))
+        report = load_partial_state_dict(self, self._adapt_stem(usable), str(source))
         required = [n for n in (*report.missing, *report.mismatched) if not n.startswith(_OPTIONAL)]
         if required or (self.head is not None and 'head.fc.weight' not in report.matched):
             _logger.warning('weights %r: %s', str(source), report.describe())
+        cfg = checkpoint.pretrained_cfg
+        if cfg is not None:
+            channels = self.get_submodule(self.pretrained_cfg['first_conv']).in_channels
+            self._pretrained_cfg = _with_channels(cfg, int(channels))  # type: ignore[arg-type]
+
+    def save_pretrained(
+        self, save_directory: str | Path, *, config: Any = None, **options: Any
+    ) -> str | None:
+        """Write config.json, model.safetensors and README.md, and upload them with ``push_to_hub=True``."""
+        if config is None:
+            changed = {'num_classes': self.num_classes, 'global_pool': self.global_pool}
+            config = {**(self._hub_mixin_config or {}), **changed, META_KEY: self._meta_cfg()}  # type: ignore[dict-item]
+        return super().save_pretrained(save_directory, config=config, **options)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Write the weights; mean, std and classes are part of the file."""
+        cfg = self._meta_cfg()
+        meta = {META_KEY: cfg, 'dataset_meta': {'classes': cfg['classes']} if cfg['classes'] else {}}
+        write_checkpoint({'state_dict': self.state_dict(), 'meta': meta}, save_directory / WEIGHTS_NAME)
+
+    def _meta_cfg(self) -> dict[str, Any]:
+        own = {key: self.pretrained_cfg[key] for key in vars(self._pretrained_cfg)}
+        return PretrainedCfg(**own).to_dict()
+
+    def _adapt_stem(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Convert the patch embedding of RGB images if this model takes another number of channels."""
+        key = f'{self.pretrained_cfg["first_conv"]}.weight'
+        channels = self.get_parameter(key).shape[1]
+        if key in weights and weights[key].dim() == 4 and weights[key].shape[1] == 3 != channels:
+            return {**weights, key: adapt_input_channels(weights[key].float(), channels)}
+        return weights
 
     def generate_model_card(self, *_: Any, **__: Any) -> 'ModelCard':
         """Return the model card that the mixin saves with the weights; the mixin's arguments are unused."""
@@ -261,11 +282,6 @@ class InLineBackbone(nn.Module, PyTorchModelHubMixin, library_name='inline-atten
         load_complete_state_dict(model, weights, model_id)
         return model.to(map_location).eval()
 
-    def _reduction(self, level: int) -> int:
-        if isinstance(self.backbone, InLineDeiT):
-            return int(self.backbone.patch_embed.stride)
-        return 4 * 2**level
-
 
 _CARD = """---
 library_name: inline-attention
@@ -296,21 +312,22 @@ def create_backbone(
     pretrained: str | Path | bool | None = None,
     *,
     features_only: bool = False,
-    out_indices: Sequence[int] | None = None,
+    out_indices: int | Sequence[int] | None = None,
     num_classes: int = 0,
     img_size: int | Sequence[int] | None = None,
     in_chans: int = 3,
     drop_path_rate: float = 0.0,
     mixers: MixersConfig | None = None,
     options: Mapping[str, Any] | None = None,
+    global_pool: str | None = None,
 ) -> InLineBackbone:
     """Build a model of :func:`list_backbones` as a plain torch module. The arguments follow timm.
 
     Args:
         name: For example inline_swin_tiny.
-        pretrained: Weights to load: a .pth or .safetensors file, ours or the authors'; a folder of
-            ``save_pretrained`` or ``tools/publish.py``; a URL; or ``user/model`` on the Hugging Face Hub,
-            also written ``hf_hub:user/model``.
+        pretrained: Weights to load: True for those of this name in the package; a .pth or .safetensors file,
+            ours or the authors'; a folder of ``save_pretrained`` or ``tools/publish.py``; a URL; or
+            ``user/model`` on the Hugging Face Hub, also written ``hf_hub:user/model``.
         img_size: None for the image size of the released model.
 
     The other arguments are those of :class:`InLineBackbone`.
@@ -327,21 +344,35 @@ def create_backbone(
         drop_path_rate=drop_path_rate,
         mixers=mixers,
         options=options,
+        global_pool=global_pool,
+        pretrained_cfg=_with_channels(released.pretrained_cfg, in_chans).to_dict(),
     )
     if pretrained is True:
-        raise UserError(
-            'pretrained=True: the package contains no weights; give a file, a folder, a URL or a name on '
-            f'the Hugging Face Hub (tools/convert_checkpoint.py {released.name} OUT.pth downloads one)'
-        )
+        pretrained = _packaged_weights(released)
     if pretrained:
         model.load_weights(pretrained)
     return model
 
 
-def _last_stage(arch: str | Mapping[str, Any]) -> int:
-    """Return the index of the last stage; all named archs have four stages."""
-    depths = arch.get('depths') if isinstance(arch, Mapping) else None
-    return max(len(depths), 1) - 1 if isinstance(depths, list | tuple) else 3
+def _packaged_weights(model: ModelSpec) -> Path:
+    path = find_packaged(model.name)
+    if path is None:
+        packaged = ', '.join(list_packaged()) or 'no weights'
+        download = f'tools/convert_checkpoint.py {model.name} OUT.pth downloads one'
+        raise UserError(
+            f'pretrained=True: the package contains {packaged}; for {model.name} give a file, a folder, a '
+            f'URL or a name on the Hugging Face Hub{f" ({download})" if model.name in OFFICIAL else ""}'
+        )
+    return path
+
+
+def _with_channels(cfg: PretrainedCfg, channels: int) -> PretrainedCfg:
+    """Return the settings for another number of channels, each with the average of mean and of std."""
+    if cfg.input_size[0] == channels:
+        return cfg
+    mean, std = (sum(numbers) / len(numbers) for numbers in (cfg.mean, cfg.std))
+    size = (channels, *cfg.input_size[1:])
+    return replace(cfg, input_size=size, mean=(mean,) * channels, std=(std,) * channels)
 
 
 def _check_sizes(arguments: Mapping[str, Any]) -> None:

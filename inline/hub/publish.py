@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from inline.checkpoints import Checkpoint, compare_state_dict, read_checkpoint
+from inline.checkpoints.config_text import assigned_name, read_setting
 from inline.checkpoints.model_card import PublishedModelCard, count_attention
 from inline.checkpoints.official import FAMILIES
 from inline.checkpoints.safetensors_format import SUFFIX, write_checkpoint
@@ -155,14 +156,6 @@ def find_metafile_entry(name: str) -> dict[str, Any] | None:
     return None
 
 
-def read_setting(text: str, name: str) -> Any:
-    """Return a setting from the text of a config as data. The text is parsed, never executed."""
-    for statement in ast.parse(text).body:
-        if _assigned_name(statement) == name:
-            return _literal(statement.value)  # type: ignore[attr-defined]  # it is an assignment
-    raise KeyError(name)
-
-
 def _attention(meta: Mapping[str, Any]) -> Mapping[str, int]:
     """Count the blocks per attention from the config, or from the name of a released model."""
     try:
@@ -181,19 +174,6 @@ def _family(model: Mapping[str, Any]) -> str:
     return families[model['backbone']['type'].split('.')[-1]]
 
 
-def _literal(node: ast.expr) -> Any:
-    """Evaluate literals and calls of dict()."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict':
-        return {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords}
-    if isinstance(node, ast.Dict):
-        return {
-            _literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key
-        }
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(element) for element in node.elts]
-    return ast.literal_eval(node)
-
-
 def _drop_private(text: str) -> str:
     try:
         statements = ast.parse(text).body
@@ -201,15 +181,9 @@ def _drop_private(text: str) -> str:
         raise UserError(f'the config in the checkpoint is damaged: line {error.lineno}') from error
     lines = text.splitlines()
     for statement in reversed(statements):
-        if _assigned_name(statement) in PRIVATE_SETTINGS:
+        if assigned_name(statement) in PRIVATE_SETTINGS:
             del lines[statement.lineno - 1 : statement.end_lineno]
     return '\n'.join(lines)
-
-
-def _assigned_name(statement: ast.stmt) -> str | None:
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-        return statement.targets[0].id
-    return None
 
 
 def _config_name(meta: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from inline.checkpoints.sources import find_packaged
 from inline.datasets.zip_archive import label_file_of, zip_of
 from inline.utils.nested import leaf_datasets
 from inline.utils.resources import ROOT
@@ -81,7 +82,7 @@ def data_digest(cfg: Config, phases: Sequence[str]) -> str:
 
 def path_digest(path: str | Path) -> str:
     """Return a digest of a file's content or of the listing of a folder or zip file; '' if it is missing."""
-    path = str(path)
+    path = str(find_packaged(path) or path)
     if os.path.isdir(path):
         return text_digest('\n'.join(_list_folder(path)))
     if not os.path.isfile(path):

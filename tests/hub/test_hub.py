@@ -197,7 +197,7 @@ def test_without_a_classifier_the_last_stage_is_pooled() -> None:
 def test_last_stage_is_pooled_for_any_number_of_stages(family: str, stages: int) -> None:
     sizes = {'embed_dims': [8] * stages, 'depths': [1] * stages, 'num_heads': [2] * stages}
     model = InLineBackbone(family, {**sizes, 'mlp_ratios': [2] * stages}, num_classes=3)
-    assert model.feature_info.reduction() == [4 * 2 ** (stages - 1)]
+    assert model.feature_info.reduction() == [4 * 2**i for i in range(stages)]
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
 
 

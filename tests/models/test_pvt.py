@@ -83,7 +83,7 @@ def test_position_tables_of_another_resolution_are_interpolated() -> None:
         ({'arch': {'depths': (1,)}}, r'arch .* lacks embed_dims, num_heads: it takes'),
         ({'arch': {**SMALL, 'depths': (1, 1)}}, 'number of stages differs: embed_dims 4, depths 2'),
         ({'arch': {**SMALL, 'num_heads': (3, 4, 5, 8)}}, 'width 16 is not divisible by 3 heads'),
-        ({'out_indices': (0, 4)}, r'out_indices \(0, 4\): must be increasing stages out of 0..3'),
+        ({'out_indices': (0, 4)}, r'out_indices \(0, 4\): must be increasing stages out of -4..3'),
         ({'out_indices': (2, 1)}, r'out_indices \(2, 1\)'),
         ({'img_size': 16}, 'img_size 16: .* from 32 to 16384'),
         ({'drop_path_rate': 1.0}, r'drop_path_rate 1\.0: must be at least 0 and below 1'),

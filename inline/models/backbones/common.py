@@ -1,8 +1,8 @@
 """What all families share: the ``arch`` argument, argument checks, weight initialisation, unused weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from torch import Tensor, nn
 
@@ -32,6 +32,30 @@ class Backbone(nn.Module):
         ``load_state_dict`` ignores such keys.
         """
         return ()
+
+    def forward_intermediates(
+        self, x: Tensor, indices: Collection[int], norm: bool = False, stop_early: bool = False
+    ) -> tuple[Tensor, list['Intermediate']]:
+        """Return the final features as :meth:`forward_features` does, and those of stages (DeiT: blocks).
+
+        Args:
+            x: Images (B, C, H, W).
+            indices: Stages or blocks, from 0.
+            norm: Whether to apply output norms to them.
+            stop_early: Do not compute what follows the last of `indices`; the final features are then its.
+        """
+        raise NotImplementedError
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the normalised features of the last stage or block: a map, or tokens for a DeiT."""
+        return self.forward_intermediates(x, ())[0]
+
+
+class Intermediate(NamedTuple):
+    """Features of a stage or block: a map (B, C, h, w), and tokens before it (B, P, C), if there are any."""
+
+    feature_map: Tensor
+    prefix: Tensor | None = None
 
 
 def _drop_unused_weights(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -76,6 +100,16 @@ def check_image_size(x: Tensor) -> None:
     height, width = x.shape[-2:]
     if height < MIN_SIZE or width < MIN_SIZE:
         raise TooSmallError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
+
+
+def resolve_out_indices(out_indices: Sequence[int], count: int, what: str) -> tuple[int, ...]:
+    """Return the indices with negative ones counted from the end; `what` is stages or blocks."""
+    resolved = [i % count for i in out_indices if -count <= i < count]
+    if not out_indices or len(resolved) < len(out_indices) or resolved != sorted(set(resolved)):
+        raise UserError(
+            f'out_indices {tuple(out_indices)}: must be increasing {what} out of {-count}..{count - 1}'
+        )
+    return tuple(resolved)
 
 
 def check_mlp_ratio(ratio: float, dim: int) -> None:

@@ -29,7 +29,8 @@ class InLineCSwin(Pyramid):
             per stage, and optionally inline_depths and mlp_ratios.
         img_size: Image size that sets the stripes, one number or (height, width); images may have any size.
         in_channels: Number of image channels.
-        out_indices: Stages whose features are returned, from 0. Later stages are not built.
+        out_indices: Stages whose features are returned, from 0, or from the end if negative. Later stages are
+            not built.
         drop_path_rate: Stochastic depth rate of the last block; it grows linearly from 0 at the first.
         mixers: Token mixer of each stage or block, see :mod:`inline.models.mixers.registry`; None for
             those of the arch.

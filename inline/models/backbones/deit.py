@@ -1,6 +1,6 @@
 """InLine-DeiT: the plain vision transformer with InLine attention in every block."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,13 @@ from torch.utils.checkpoint import checkpoint
 from inline.models.backbones.common import (
     MAX_DEPTH,
     Backbone,
+    Intermediate,
     check_image_size,
     check_mlp_ratio,
     init_weights,
     resolve_arch,
     resolve_img_size,
+    resolve_out_indices,
 )
 from inline.models.block import Block, drop_path_rates
 from inline.models.layers import MAX_WIDTH, ClassToken, PatchEmbed, PositionEmbedding, tokens_to_map
@@ -88,7 +90,7 @@ class InLineDeiT(Backbone):
         dim, depth, patch_size = sizes.embed_dims, sizes.depth, sizes.patch_size
         check_range('patch_size', patch_size, 1, min(height, width))
         self.dims = (dim,) * depth
-        self.out_indices = _resolve_out_indices(out_indices, depth)
+        self.out_indices = resolve_out_indices(out_indices, depth, 'blocks')
         self.out_type = out_type
         self.with_cp = with_cp
         self.patch_embed = PatchEmbed(in_channels, dim, patch_size, norm=False)
@@ -106,19 +108,45 @@ class InLineDeiT(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Images (B, 3, H, W) → for each of ``out_indices`` a map (B, C, h, w) or a class token (B, C)."""
-        check_image_size(x)
-        patches, hw = self.patch_embed(x)
-        tokens = self.class_token(self.position(patches, hw))
+        tokens, hw = self._embed(x)
         outs = []
         for i, block in enumerate(self.blocks):
-            if self.with_cp and self.training:
-                tokens = checkpoint(block, tokens, hw, use_reentrant=False)
-            else:
-                tokens = block(tokens, hw)
+            tokens = self._run_block(block, tokens, hw)
             if i in self.out_indices:
                 out = self.norm(tokens) if self.norm is not None and i == self.depth - 1 else tokens
                 outs.append(out[:, 0] if self.out_type == 'cls_token' else tokens_to_map(out[:, 1:], hw))
         return tuple(outs)
+
+    def forward_intermediates(
+        self, x: Tensor, indices: Collection[int], norm: bool = False, stop_early: bool = False
+    ) -> tuple[Tensor, list[Intermediate]]:
+        tokens, hw = self._embed(x)
+        taken = []
+        for i, block in enumerate(self.blocks[: max(indices) + 1] if stop_early else self.blocks):
+            tokens = self._run_block(block, tokens, hw)
+            if i in indices:
+                out = self.norm(tokens) if norm and self.norm is not None else tokens
+                taken.append(Intermediate(tokens_to_map(out[:, 1:], hw), out[:, :1]))
+        return tokens if self.norm is None else self.norm(tokens), taken
+
+    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Images (B, 3, H, W) → class token and patches (B, 1 + h·w, C), and (h, w)."""
+        check_image_size(x)
+        patches, hw = self.patch_embed(x)
+        return self.class_token(self.position(patches, hw)), hw
+
+    def _run_block(self, block: nn.Module, tokens: Tensor, hw: tuple[int, int]) -> Tensor:
+        if self.with_cp and self.training:
+            recomputed: Tensor = checkpoint(block, tokens, hw, use_reentrant=False)
+            return recomputed
+        out: Tensor = block(tokens, hw)
+        return out
+
+    def prune(self, last: int, prune_norm: bool) -> None:
+        """Delete the blocks after `last`, and with `prune_norm` the final norm."""
+        self.blocks = self.blocks[: last + 1]
+        self.out_indices = tuple(i for i in self.out_indices if i <= last) or (last,)
+        self.norm = None if prune_norm else self.norm
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Return the depth of a parameter and the number of depths, for layer-wise learning-rate decay."""
@@ -149,14 +177,3 @@ def _build_mixer(config: MixerConfig, dim: int, num_heads: int) -> AttentionMixe
             'use the whole map'
         )
     return mixer
-
-
-def _resolve_out_indices(out_indices: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Return the indices with negative ones counted from the end."""
-    resolved = [i % depth for i in out_indices if -depth <= i < depth]
-    if not out_indices or len(resolved) < len(out_indices) or resolved != sorted(set(resolved)):
-        raise UserError(
-            f'out_indices {tuple(out_indices)}: must be increasing blocks out of {-depth}..{depth - 1}, '
-            f'for a depth of {depth}'
-        )
-    return tuple(resolved)

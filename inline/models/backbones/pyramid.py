@@ -1,6 +1,6 @@
 """Base class of the pyramid families: stages of blocks, feature maps of the chosen stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ from torch.utils.checkpoint import checkpoint
 from inline.models.backbones.common import (
     MAX_DEPTH,
     Backbone,
+    Intermediate,
     check_image_size,
     check_mlp_ratio,
     init_weights,
+    resolve_out_indices,
 )
 from inline.models.block import Block, drop_path_rates
 from inline.models.layers import MAX_WIDTH, tokens_to_map
@@ -120,7 +122,7 @@ class Pyramid(Backbone):
         super().__init__()
         self.dims = arch.embed_dims
         self.depths = arch.depths
-        self.out_indices = _check_out_indices(out_indices, len(arch.depths))
+        self.out_indices = resolve_out_indices(out_indices, len(arch.depths), 'stages')
         self.with_cp = with_cp
         num_stages = self.out_indices[-1] + 1
         blocks = _build_blocks(arch, mixers, with_family_defaults, drop_path_rate, norm_eps, num_stages)
@@ -142,6 +144,26 @@ class Pyramid(Backbone):
             if i in self.out_indices:
                 outs.append(self._apply_out_norm(x, i))
         return tuple(outs)
+
+    def forward_intermediates(
+        self, x: Tensor, indices: Collection[int], norm: bool = False, stop_early: bool = False
+    ) -> tuple[Tensor, list[Intermediate]]:
+        check_image_size(x)
+        stages = self.stages[: max(indices) + 1] if stop_early else self.stages
+        taken = []
+        for i, stage in enumerate(stages):
+            x = stage(x, with_cp=self.with_cp and self.training)
+            if i in indices:
+                taken.append(Intermediate(self._apply_out_norm(x, i) if norm else x))
+        return self._apply_out_norm(x, len(stages) - 1), taken
+
+    def prune(self, last: int, prune_norm: bool) -> None:
+        """Delete the stages after `last`, and with `prune_norm` the output norms."""
+        self.stages = self.stages[: last + 1]
+        self.out_indices = tuple(i for i in self.out_indices if i <= last) or (last,)
+        for name in list(self.out_norms):
+            if prune_norm or int(name) > last:
+                del self.out_norms[name]
 
     def stage_modules(self) -> list[list[nn.Module]]:
         """Return the modules from the input on: the stem, then one list per stage, empty if not built."""
@@ -171,7 +193,7 @@ class Pyramid(Backbone):
         return tuple(prefixes)
 
     def _apply_out_norm(self, x: Tensor, stage: int) -> Tensor:
-        if not self.out_norms:
+        if str(stage) not in self.out_norms:
             return x
         return self.out_norms[str(stage)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
 
@@ -202,13 +224,6 @@ def _build_blocks(
         return Block(dim, mixer, arch.mlp_ratios[stage], rates[stage][block], norm_eps)
 
     return [[build(i, j) for j in range(arch.depths[i])] for i in range(num_stages)]
-
-
-def _check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    out_indices = tuple(out_indices)
-    if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(num_stages))):
-        raise UserError(f'out_indices {out_indices}: must be increasing stages out of 0..{num_stages - 1}')
-    return out_indices
 
 
 def _check_same_length(**settings: tuple[Any, ...]) -> None:
