@@ -1,12 +1,13 @@
 """The methods that timm's models have, so that code written for timm can use ours."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from inline.checkpoints.official import Backbone
-from inline.checkpoints.pretrained_cfg import PretrainedCfg
+from inline.checkpoints.pretrained_cfg import PretrainedCfg, parse_pretrained_cfg
 from inline.hub.features import (
     FeatureInfo,
     Indices,
@@ -62,6 +63,13 @@ class TimmInterface(nn.Module):
     def default_cfg(self) -> dict[str, Any]:
         """The older name of ``pretrained_cfg`` in timm."""
         return self.pretrained_cfg
+
+    def update_pretrained_cfg(self, values: Mapping[str, Any]) -> None:
+        """Change mean, std, image size, crop or classes, such as the class names after fine-tuning."""
+        cfg = vars(self._pretrained_cfg)
+        if 'classes' in values:
+            cfg = {**cfg, 'num_classes': self.num_classes or len(values['classes'])}
+        self._pretrained_cfg = parse_pretrained_cfg({**cfg, **values}, 'the model')
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Images (B, C_in, H, W) → tuple of maps (B, C, h, w), vector (B, C), or logits (B, classes)."""
