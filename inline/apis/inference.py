@@ -23,8 +23,9 @@ from inline.apis.inputs import (
 )
 from inline.apis.loading import TASKS, build_model, find_config
 from inline.apis.results import Prediction, Predictions, PredictionStream, count_images
+from inline.apis.stored_config import config_of_checkpoint
 from inline.apis.tiling import Tiling, segment, segment_tiles
-from inline.checkpoints import trust_checkpoints
+from inline.checkpoints import read_checkpoint, trust_checkpoints
 from inline.openmmlab.patches import apply_patches
 from inline.utils.arguments import check_positive, check_range, check_type
 from inline.utils.errors import TooSmallError, UnreadableError, UserError, first_line
@@ -34,7 +35,9 @@ class InLineModel:
     """A classifier, detector or segmentor of a config, with the weights of a checkpoint.
 
     Args:
-        config: A path, an MMEngine config, or the name of a file in ``configs/`` without suffix.
+        config: A path, an MMEngine config, or the name of a file in ``configs/`` without suffix. None to take
+            it from the checkpoint: a classifier that states what it is (published, saved or packaged weights
+            do), or another model that names a config of this project.
         checkpoint: Must contain all weights of the model. None keeps the random initialisation, which is
             enough to measure time and memory.
         device: ``'cpu'``, ``'cuda:0'``, …; by default the first GPU if there is one.
@@ -50,17 +53,19 @@ class InLineModel:
 
     def __init__(
         self,
-        config: str | Path | Config,
+        config: str | Path | Config | None = None,
         checkpoint: str | Path | None = None,
         device: str | torch.device | None = None,
         *,
         trust_checkpoint: bool = False,
     ) -> None:
         apply_patches()
-        self.cfg = find_config(config)
-        self.task = TASKS[self.cfg.default_scope]
+        cfg = None if config is None else find_config(config)
         with trust_checkpoints(trust_checkpoint):
-            model, self.classes = build_model(self.cfg, checkpoint)
+            weights = None if checkpoint is None else read_checkpoint(checkpoint)
+        self.cfg = config_of_checkpoint(weights) if cfg is None else cfg
+        self.task = TASKS[self.cfg.default_scope]
+        model, self.classes = build_model(self.cfg, weights)
         self.device = _choose_device(device)
         self.model = model.to(self.device)
         self.pipeline = InferencePipeline(self.cfg)

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, DefaultScope
 
+from inline.apis.stored_config import use_normalization
 from inline.checkpoints import Checkpoint, load_complete_state_dict, read_checkpoint, select_submodule
 from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
@@ -103,8 +104,8 @@ def build_model(
     """Build a config's model in evaluation mode and load all of its weights.
 
     Args:
-        cfg: Changed in place: pretrained weights to start from are removed, and with ``custom_data`` the
-            number of classes is set to the checkpoint's.
+        cfg: Changed in place: pretrained weights to start from are removed, mean and std are set to those of
+            the checkpoint, and with ``custom_data`` also the number of classes.
         checkpoint: A source for :func:`inline.checkpoints.read_checkpoint`, or its result. Must contain every
             weight of the model. None keeps the random initialisation.
         backbone_only: Load only the weights of the backbone; others may be missing.
@@ -118,6 +119,8 @@ def build_model(
     names = meta.get('classes') or ()
     if 'custom_data' in cfg and checkpoint is not None and not backbone_only:
         _set_num_classes(cfg, names, checkpoint.source)
+    if checkpoint is not None:
+        use_normalization(cfg, checkpoint)
     model = build_untrained_model(cfg)
     config_meta = _dataset_meta(cfg)
     if checkpoint is not None:

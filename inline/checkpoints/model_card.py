@@ -5,8 +5,9 @@ Measured and expected results are listed separately.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,13 @@ PIPELINES = {
 }
 _MIXER_NAMES = {mixer: name for name, mixer in MIXERS.items()}
 _MAX_CLASSES = 10
+_PACKAGED_USAGE = """```python
+import inline
+
+model = inline.create_backbone('{name}', pretrained=True, num_classes={classes})
+```
+
+The name is accepted wherever weights are: `--pretrained {name}`, `init_cfg`, `InLineModel`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,9 @@ class PublishedModelCard:
         is_backbone: Whether ``InLineBackbone.from_pretrained`` can load the folder.
         attention: Number of blocks per attention, see :func:`count_attention`; empty if unknown.
         license_id: Licence as the Hugging Face Hub names it; None to state none.
+        training: Facts about data and training, one sentence each.
+        measured: Metrics of this file, measured by the tool that writes the card; empty if it did not.
+        packaged: Whether the file is part of the package, where its name is enough to load it.
     """
 
     name: str
@@ -52,6 +63,9 @@ class PublishedModelCard:
     is_backbone: bool
     attention: Mapping[str, int]
     license_id: str | None = None
+    training: Sequence[str] = ()
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    packaged: bool = False
 
     def render(self) -> str:
         """Return the card as Markdown with YAML front matter."""
@@ -62,6 +76,7 @@ class PublishedModelCard:
             f'---\n{yaml.safe_dump(self._front_matter(), sort_keys=False)}---\n# {self.name}',
             *([describe_attention(self.attention)] if self.attention else []),
             '\n'.join(self._facts()),
+            *(['## Training', '\n'.join(f'- {fact}' for fact in self.training)] if self.training else []),
             '## Results',
             *self._results(),
             '## Usage',
@@ -89,13 +104,18 @@ class PublishedModelCard:
         if self.metafile_entry is not None:
             data = self.metafile_entry['Metadata']['Training Data']
             facts.append(f'- config: `{self.config}`, for {data}')
-        classes = (self.meta.get('dataset_meta') or {}).get('classes')
+        classes = self._classes()
         if classes:
             more = f' and {len(classes) - _MAX_CLASSES} more' if len(classes) > _MAX_CLASSES else ''
             facts.append(f'- {len(classes)} classes: {", ".join(map(str, classes[:_MAX_CLASSES]))}{more}')
         return facts
 
+    def _classes(self) -> Sequence[str]:
+        return (self.meta.get('dataset_meta') or {}).get('classes') or ()
+
     def _results(self) -> list[str]:
+        if self.measured:
+            return [f'Measured with this file:\n\n{_table(self.measured)}']
         entry = self.metafile_entry or {}
         measured = entry.get('Results') or []
         expected = dict((entry.get('Metadata') or {}).get('Expected') or {})
@@ -114,6 +134,8 @@ class PublishedModelCard:
         return sections
 
     def _usage(self) -> str:
+        if self.packaged:
+            return _PACKAGED_USAGE.format(name=Path(self.file).stem, classes=len(self._classes()))
         lines = ['In a clone of the repository:', '', '```bash']
         lines += [f'python tools/test.py {self.config} PATH_OF_THIS_FOLDER/{self.file}', '```']
         if self.is_backbone:

@@ -262,7 +262,7 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
             raise UserError(f'config.json of {model_id!r} has no {", ".join(missing)}')
         known_types = parameters_of(cls)  # type: ignore[arg-type]  # classes have a hash
         check_arguments(arguments, known_types, f'config.json of {model_id!r}')
-        _check_sizes(arguments)
+        check_sizes(arguments)
         # Without memory: the weights show whether the sizes are real.
         with torch.device('meta'):
             model = cls(**arguments)
@@ -375,7 +375,7 @@ def _with_channels(cfg: PretrainedCfg, channels: int) -> PretrainedCfg:
     return replace(cfg, input_size=size, mean=(mean,) * channels, std=(std,) * channels)
 
 
-def _check_sizes(arguments: Mapping[str, Any]) -> None:
+def check_sizes(arguments: Mapping[str, Any]) -> None:
     """Raise for numbers of classes, stages and blocks that would take long to build, even without memory.
 
     Widths and image sizes have limits of their own in the backbones.

@@ -16,6 +16,7 @@ from inline.checkpoints import Checkpoint, compare_state_dict, read_checkpoint
 from inline.checkpoints.config_text import assigned_name, read_setting
 from inline.checkpoints.model_card import PublishedModelCard, count_attention
 from inline.checkpoints.official import FAMILIES
+from inline.checkpoints.pretrained_cfg import META_KEY as PRETRAINED_CFG
 from inline.checkpoints.safetensors_format import SUFFIX, write_checkpoint
 from inline.checkpoints.state_dict import StateDict, find_nonfinite
 from inline.hub.backbones import InLineBackbone, create_backbone
@@ -23,7 +24,7 @@ from inline.utils.errors import UserError
 from inline.utils.resources import CONFIGS
 
 FORMATS = {'safetensors': SUFFIX, 'pth': '.pth'}
-META_KEYS = ('cfg', 'dataset_meta', 'epoch', 'iter', 'model', 'img_size', 'mmengine_version')
+META_KEYS = ('cfg', 'dataset_meta', PRETRAINED_CFG, 'epoch', 'iter', 'model', 'img_size', 'mmengine_version')
 # Top-level settings of a config that describe the machine and the run, not the model.
 PRIVATE_SETTINGS = ('work_dir', 'load_from', 'resume', 'launcher')
 EMA = 'the moving average (EMA) of the training'
@@ -65,8 +66,8 @@ def publish(
     check_finite(checkpoint)
     # Contiguous copies: a view would store its complete base tensor.
     weights = {name: value.contiguous().clone() for name, value in checkpoint.state_dict.items()}
-    meta = clean_meta(checkpoint.meta)
     name = config or _config_name(checkpoint.meta) or Path(source).stem
+    meta = {**published_meta(checkpoint), 'config': name}
     folder = out or Path('published') / name
     card = folder / 'README.md'
     if card.exists() and not overwrite:
@@ -110,6 +111,13 @@ def check_finite(checkpoint: Checkpoint) -> None:
         raise UserError(f'checkpoint {checkpoint.source!r} cannot be published: {name} is not finite')
 
 
+def published_meta(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the entries of a checkpoint's meta that users need, with mean, std and classes if known."""
+    cfg = checkpoint.pretrained_cfg
+    stated = {} if cfg is None else {PRETRAINED_CFG: cfg.to_dict()}
+    return clean_meta({**checkpoint.meta, **stated})
+
+
 def clean_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a checkpoint's meta that users need, as plain data."""
     kept = {key: meta[key] for key in META_KEYS if key in meta}
@@ -139,6 +147,7 @@ def backbone_arguments(meta: Mapping[str, Any], weights: StateDict) -> dict[str,
             'drop_path_rate': backbone.pop('drop_path_rate', 0.0),
             'mixers': backbone.pop('mixers', None),
             'options': {key: value for key, value in backbone.items() if key not in _TOOLBOX_OPTIONS},
+            PRETRAINED_CFG: meta.get(PRETRAINED_CFG),
         }
         with torch.device('meta'):
             report = compare_state_dict(InLineBackbone(**arguments), weights)

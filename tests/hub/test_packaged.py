@@ -31,7 +31,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch
     weights = {
         k: v.half() for k, v in create_backbone('inline_pvt_micro', num_classes=200).state_dict().items()
     }
-    meta = {'pretrained_cfg': CFG, 'dataset_meta': {'classes': NAMES}}
+    meta = {'model': 'inline_pvt_micro', 'pretrained_cfg': CFG, 'dataset_meta': {'classes': NAMES}}
     folder = tmp_path / 'package'
     folder.mkdir()
     write_checkpoint({'state_dict': weights, 'meta': meta}, folder / 'inline_pvt_micro.safetensors')

@@ -1,0 +1,44 @@
+#!/usr/bin/env python
+"""Turn the checkpoint of a training into weights of the package: NAME.safetensors and a model card, NAME.md.
+
+The checkpoint is evaluated with the config's test data. The card states the result, the recipe, the data and
+its terms, and the duration of the training.
+"""
+
+from pathlib import Path
+
+from inline.openmmlab.patches import apply_patches
+from inline.utils.errors import OneLineParser, exit_on_user_error
+
+
+def main() -> None:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument('name', help='model, for example inline_pvt_micro')
+    parser.add_argument('config', help='config of the training, or its name in configs/')
+    parser.add_argument('checkpoint', help='training checkpoint')
+    parser.add_argument('--data-root', type=Path, metavar='DIR', help="test data (default: the config's)")
+    parser.add_argument('--commit', help='commit of the training (default: the current one)')
+    parser.add_argument('--hours', type=float, help='duration (default: from the log in the checkpoint)')
+    parser.add_argument(
+        '--out', type=Path, metavar='DIR', help='output folder (default: that of the package)'
+    )
+    args = parser.parse_args()
+    apply_patches()
+    from inline.apis.loading import find_config
+    from inline.checkpoints.sources import PACKAGED_FOLDER
+    from inline.engine.config_files import find_config_path
+    from inline.reproduce.packaging import PackagingOptions, package
+    from inline.reproduce.provenance import ROOT
+
+    path = find_config_path(args.config).resolve()
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+    options = PackagingOptions(
+        args.name, str(shown), args.data_root, args.commit, args.hours, args.out or PACKAGED_FOLDER
+    )
+    for message in package(args.checkpoint, find_config(args.config), options):
+        print(message)
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()
