@@ -202,7 +202,10 @@ def apply_training_flags(cfg: Config, args: argparse.Namespace) -> str | None:
         cfg.load_from, cfg.resume = None, False
     if resume is not None and resume != 'auto':
         check_resumable(resume)
-    if args.pretrained is not None:
+    if args.pretrained == 'none':
+        drop_pretrained(cfg.model)
+        cfg.load_from = None
+    elif args.pretrained is not None:
         cfg.model.backbone.init_cfg = ConfigDict(
             type='Pretrained', checkpoint=args.pretrained, prefix='backbone.'
         )

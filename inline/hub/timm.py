@@ -11,8 +11,11 @@ from inline.checkpoints.sources import find_packaged
 from inline.hub.backbones import NAMES, InLineBackbone, create_backbone
 from inline.utils.arguments import check_names
 from inline.utils.errors import UserError
+from inline.utils.torchvision import import_torchvision_without_operators
 
 try:
+    # timm imports torchvision.
+    import_torchvision_without_operators()
     from timm.models import register_model
 except ImportError as error:
     raise UserError('import inline.hub.timm requires the package timm: pip install timm') from error

@@ -21,12 +21,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inline.utils.errors import UserError
 from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
+from inline.utils.torchvision import import_torchvision_without_operators
 
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-# torch drops the schemas of a library that nothing refers to.
-_library: Any = None
 _LOOPS = {
     'EpochBasedTrainLoop': 'inline.ResumableEpochTrainLoop',
     'IterBasedTrainLoop': 'inline.ResumableIterTrainLoop',
@@ -125,28 +124,6 @@ def _class_name(node: dict[str, Any]) -> str:
     """Return the class that `node` is built as, without its scope or module."""
     component = node.get('type')
     return str(getattr(component, '__name__', component)).rpartition('.')[2]
-
-
-def import_torchvision_without_operators() -> None:
-    """Make ``import torchvision`` work with a torch that its compiled operators were not built for.
-
-    Reason: with a CPU-only torch the operators do not load, and the import fails at the first of them. The
-    toolboxes use torchvision's Python code only, so it is enough that the operators have a schema. A
-    torchvision that can be imported is not changed. Remove when torchvision can be imported without its
-    operators.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if 'torchvision::nms' not in str(error):
-            raise
-        import torch
-
-        global _library
-        _library = torch.library.Library('torchvision', 'DEF')
-        _library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-        _library.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-        import torchvision  # noqa: F401
 
 
 def import_yapf_without_cache() -> None:

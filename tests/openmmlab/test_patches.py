@@ -18,9 +18,10 @@ from tests.conftest import ROOT
 
 CODE = """
 from inline.openmmlab import patches
+from inline.utils import torchvision as patch
 patches.apply_patches()
 import torchvision
-print('patched' if patches._library is not None else 'unchanged', torchvision.__name__)
+print('patched' if patch._library is not None else 'unchanged', torchvision.__name__)
 """
 
 
