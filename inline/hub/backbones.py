@@ -80,6 +80,11 @@ SMALL = (
 NAMES: dict[str, ModelSpec] = {model.name.replace('-', '_'): model for model in (*OFFICIAL.values(), *SMALL)}
 # May be missing without a warning: the output norms, which classifiers do not have, and the head.
 _OPTIONAL = ('backbone.out_norms.', 'head.')
+# Keys of a config.json that describe the model, whatever it returns.
+MODEL_ARGUMENTS = ('family', 'arch', 'img_size', 'in_chans', 'drop_path_rate', 'mixers', 'options')
+# The key `model_type`, by which transformers finds the class, and other keys for transformers.
+MODEL_TYPE = 'inline'
+_TRANSFORMERS_KEYS = ('model_type', 'transformers_weights', 'id2label', 'label2id')
 # Limits for a config.json from the Hub, checked before anything is built.
 MAX_STAGES = 16
 MAX_BLOCKS = 1000
@@ -180,10 +185,14 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
     def save_pretrained(
         self, save_directory: str | Path, *, config: Any = None, **options: Any
     ) -> str | None:
-        """Write config.json, model.safetensors and README.md, and upload them with ``push_to_hub=True``."""
+        """Write config.json, model.safetensors and README.md, and upload them with ``push_to_hub=True``.
+
+        transformers can load the folder, too.
+        """
         if config is None:
             changed = {'num_classes': self.num_classes, 'global_pool': self.global_pool}
             config = {**(self._hub_mixin_config or {}), **changed, META_KEY: self._meta_cfg()}  # type: ignore[dict-item]
+        config = {**config, 'model_type': MODEL_TYPE}
         return super().save_pretrained(save_directory, config=config, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -254,6 +263,9 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
         known = list(cls._hub_mixin_init_parameters)[1:]
         if config is None:
             raise UserError(f'{model_id!r} has no config.json: save_pretrained did not write it')
+        changes = {name: value for name, value in arguments.items() if value != config.get(name)}
+        config = _plain_settings(config)
+        arguments = {**config, **changes}
         unknown = sorted({*config, *arguments} - set(known))
         if unknown:
             raise UserError(f'unknown key {unknown[0]!r} for {model_id!r}: known are {", ".join(known)}')
@@ -373,6 +385,23 @@ def _with_channels(cfg: PretrainedCfg, channels: int) -> PretrainedCfg:
     mean, std = (sum(numbers) / len(numbers) for numbers in (cfg.mean, cfg.std))
     size = (channels, *cfg.input_size[1:])
     return replace(cfg, input_size=size, mean=(mean,) * channels, std=(std,) * channels)
+
+
+def _plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :class:`InLineBackbone` in a config.json, also in one of transformers."""
+    if 'transformers_version' not in config:
+        return {name: value for name, value in config.items() if name not in _TRANSFORMERS_KEYS}
+    settings = {name: config[name] for name in MODEL_ARGUMENTS if name in config}
+    if 'InLineForImageClassification' in (config.get('architectures') or ()):
+        # transformers does not write the names of two classes if they are its default.
+        return {**settings, 'num_classes': len(config.get('id2label', (0, 1)))}
+    return {**settings, 'features_only': True, 'out_indices': config.get('out_indices')}
+
+
+def _last_stage(arch: str | Mapping[str, Any]) -> int:
+    """Return the index of the last stage; all named archs have four stages."""
+    depths = arch.get('depths') if isinstance(arch, Mapping) else None
+    return max(len(depths), 1) - 1 if isinstance(depths, list | tuple) else 3
 
 
 def check_sizes(arguments: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from inline.checkpoints.official import FAMILIES
 from inline.checkpoints.pretrained_cfg import META_KEY as PRETRAINED_CFG
 from inline.checkpoints.safetensors_format import SUFFIX, write_checkpoint
 from inline.checkpoints.state_dict import StateDict, find_nonfinite
-from inline.hub.backbones import InLineBackbone, create_backbone
+from inline.hub.backbones import MODEL_TYPE, InLineBackbone, create_backbone
 from inline.utils.errors import UserError
 from inline.utils.resources import CONFIGS
 
@@ -31,6 +31,10 @@ EMA = 'the moving average (EMA) of the training'
 LAST_STEP = 'the weights of the last step'
 # Options of the toolboxes' backbones that the plain backbones lack, or that are fixed for a classifier.
 _TOOLBOX_OPTIONS = ('type', 'init_cfg', 'frozen_stages', 'autocast', 'out_indices', 'out_type')
+# Numbers of Pillow's filters.
+_RESAMPLING = {'nearest': 0, 'lanczos': 1, 'bilinear': 2, 'bicubic': 3, 'box': 4, 'hamming': 5}
+# Options of Resize, ResizeEdge and CenterCrop that have a counterpart, or that change rounding only.
+_KNOWN_OPTIONS = {'type', 'scale', 'keep_ratio', 'edge', 'crop_size', 'interpolation', 'backend'}
 # Raised while reading a config of another backbone.
 _UNKNOWN_CONFIG = (KeyError, TypeError, AttributeError, ValueError, SyntaxError)
 
@@ -81,9 +85,8 @@ def publish(
         digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
         file = temporary.replace(folder / f'{name}-{digest[:8]}{FORMATS[file_format]}')
         arguments = backbone_arguments(meta, weights)
-        (folder / 'config.json').unlink(missing_ok=True)
-        if arguments is not None:
-            (folder / 'config.json').write_text(json.dumps(arguments, indent=2) + '\n')
+        _write_json(folder / 'config.json', arguments and hub_config(arguments, meta, file))
+        _write_json(folder / 'preprocessor_config.json', arguments and image_processor_settings(meta))
         content = PublishedModelCard(
             name=name,
             config=_config_path(name, entry),
@@ -154,6 +157,56 @@ def backbone_arguments(meta: Mapping[str, Any], weights: StateDict) -> dict[str,
     except _UNKNOWN_CONFIG:
         return None
     return arguments if report.exact else None
+
+
+def hub_config(arguments: Mapping[str, Any], meta: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the content of config.json: arguments of InLineBackbone, and what transformers needs to know."""
+    config = {'model_type': MODEL_TYPE, **arguments}
+    if file.suffix == SUFFIX:
+        config['transformers_weights'] = file.name
+    classes = (meta.get('dataset_meta') or {}).get('classes') or ()
+    if len(classes) == arguments['num_classes']:
+        config['id2label'] = {str(i): str(name) for i, name in enumerate(classes)}
+    return config
+
+
+def image_processor_settings(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the test pipeline as settings of transformers' BitImageProcessor; None if it has other steps."""
+    try:
+        text = str(meta.get('cfg', ''))
+        pixels = read_setting(text, 'data_preprocessor')
+        steps = read_setting(text, 'test_dataloader')['dataset']['pipeline']
+        settings: dict[str, Any] = {
+            'image_processor_type': 'BitImageProcessor',
+            'image_mean': [value / 255 for value in pixels['mean']],
+            'image_std': [value / 255 for value in pixels['std']],
+            'do_resize': False,
+            'do_center_crop': False,
+        }
+        for step in steps:
+            settings |= _step_settings(step)
+    except _UNKNOWN_CONFIG:
+        return None
+    return settings if pixels.get('to_rgb') else None
+
+
+def _step_settings(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one step of a test pipeline in the terms of transformers. An unknown step raises a KeyError."""
+    name = step['type'].split('.')[-1]
+    if name in ('LoadImage', 'LoadImageFromFile', 'PackInputs'):
+        return {}
+    if not step.keys() <= _KNOWN_OPTIONS:
+        raise KeyError(name)
+    resample = _RESAMPLING[step.get('interpolation', 'bilinear')]
+    if name == 'Resize' and not step.get('keep_ratio'):
+        width, height = step['scale'] if isinstance(step['scale'], list) else [step['scale']] * 2
+        return {'do_resize': True, 'size': {'height': height, 'width': width}, 'resample': resample}
+    if name == 'ResizeEdge' and step.get('edge', 'short') == 'short':
+        return {'do_resize': True, 'size': {'shortest_edge': step['scale']}, 'resample': resample}
+    if name == 'CenterCrop':
+        width, height = step['crop_size'] if isinstance(step['crop_size'], list) else [step['crop_size']] * 2
+        return {'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}
+    raise KeyError(name)
 
 
 def find_metafile_entry(name: str) -> dict[str, Any] | None:
@@ -227,6 +280,13 @@ def _remove_earlier(folder: Path, name: str, kept: Path) -> None:
         is_ours = re.fullmatch(rf'{re.escape(name)}-[0-9a-f]{{8}}', path.stem) is not None
         if is_ours and path.suffix in FORMATS.values() and path.name != kept.name:
             path.unlink()
+
+
+def _write_json(path: Path, content: Mapping[str, Any] | None) -> None:
+    """Write a file, or remove that of an earlier call if there is no content."""
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_text(json.dumps(content, indent=2) + '\n')
 
 
 def _write(path: Path, weights: StateDict, meta: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from inline.checkpoints import as_checkpoint
 from inline.checkpoints.model_card import PublishedModelCard
 from inline.checkpoints.safetensors_format import read_safetensors
 from inline.engine.config import load_config
+from inline.hub.backbones import MODEL_ARGUMENTS
 from inline.hub.publish import EMA, LAST_STEP, find_metafile_entry, publish
 from inline.openmmlab.backbones import load_pretrained
 from inline.utils.errors import UserError
@@ -97,8 +98,9 @@ def test_published_weights_load_in_every_way(checkpoint: Path, classifier: nn.Mo
     with torch.no_grad():
         logits = classifier.head(classifier.extract_feat(x))
         torch.testing.assert_close(model(x), logits)
-    arguments = json.loads((tmp_path / 'config.json').read_text())
-    again = InLineBackbone(**{**arguments, 'num_classes': 3})
+    config = json.loads((tmp_path / 'config.json').read_text())
+    arguments = {name: config[name] for name in MODEL_ARGUMENTS}
+    again = InLineBackbone(**arguments, num_classes=3)
     again.load_weights(done.file)
     for left, right in zip(again.backbone.parameters(), model.backbone.parameters(), strict=True):
         assert torch.equal(left, right)
@@ -119,7 +121,8 @@ def test_publishing_again_replaces_the_weights(
     later = {name: value + 1 for name, value in classifier.state_dict().items()}
     path = save(tmp_path / 'later.bin', classifier, state_dict=later)
     done = publish(path, tmp_path, file_format, overwrite=True)
-    published = {f'{NAME}-{done.file.stem[-8:]}.{file_format}', 'README.md', 'config.json'}
+    published = {f'{NAME}-{done.file.stem[-8:]}.{file_format}', 'README.md'}
+    published |= {'config.json', 'preprocessor_config.json'}
     assert {path.name for path in tmp_path.iterdir()} == {*published, 'later.bin', 'notes-00000000.txt'}
     model = InLineBackbone.from_pretrained(tmp_path)
     assert torch.equal(model.state_dict()['head.fc.bias'], later['head.fc.bias'])
