@@ -1,12 +1,16 @@
-"""MkDocs hooks (see mkdocs.yml): add the files of the repository that pages link to.
+"""MkDocs hooks (see mkdocs.yml): add the files of the repository that pages link to, and notebooks.
 
 Pages link to code, tables and configs by relative paths, which also work in the repository. The site contains
-only docs/, so every linked file outside of docs/ becomes a generated page below source/.
+only docs/, so every linked file outside of docs/ becomes a generated page below source/. A notebook
+NAME.ipynb in docs/ becomes the page NAME.md, with the outputs that are stored in it.
 """
 
+import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -26,7 +30,10 @@ LANGUAGES = {'.py': 'python', '.sh': 'bash', '.yml': 'yaml', '.json': 'json'}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each linked file or folder outside docs/, including those that such pages link to."""
+    """Add a page per notebook, and per file or folder outside docs/ that pages link to, and so on."""
+    for file in [file for file in files if file.src_uri.endswith('.ipynb')]:
+        page = str(PurePosixPath(file.src_uri).with_suffix('.md'))
+        files.append(File.generated(config, page, content=render_notebook(file.content_string)))
     pending = {
         path
         for file in files.documentation_pages()
@@ -53,6 +60,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def render_requirements(names: str) -> str:
     text = ' and '.join(REQUIREMENTS[name] for name in names.replace(',', ' ').split())
     return f'<p class="needs">needs {text}</p>\n'
+
+
+def render_notebook(text: str) -> str:
+    """Return the cells of a notebook in JSON as Markdown: code, and below it the printed text and images."""
+    parts = []
+    for cell in json.loads(text)['cells']:
+        source = ''.join(cell['source'])
+        if cell['cell_type'] == 'markdown':
+            parts.append(source)
+        else:
+            parts.append(f'```python\n{source}\n```')
+            parts += [_render_output(output) for output in cell['outputs']]
+    return '\n\n'.join(parts) + '\n'
+
+
+def _render_output(output: Mapping[str, Any]) -> str:
+    if output['output_type'] == 'stream':
+        return f'```text\n{"".join(output["text"]).rstrip()}\n```'
+    return f'![output](data:image/png;base64,{"".join(output["data"]["image/png"]).strip()})'
 
 
 def linked_paths(text: str, path: PurePosixPath) -> set[PurePosixPath]:

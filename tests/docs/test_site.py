@@ -75,7 +75,9 @@ def test_site_builds_without_warnings(build: tuple[Path, subprocess.CompletedPro
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / 'mkdocs.yml').read_text().split('\nnav:\n')[1].split('\n\n')[0]
     listed = re.findall(r'- (\S+\.md)$', nav, re.MULTILINE)
-    there = [str(file.relative_to(ROOT / 'docs')) for file in (ROOT / 'docs').rglob('*.md')]
+    docs = ROOT / 'docs'
+    notebooks = [file.with_suffix('.md') for file in docs.rglob('*.ipynb')]
+    there = [str(file.relative_to(docs)) for file in [*docs.rglob('*.md'), *notebooks]]
     assert sorted(listed) == sorted(there), 'list every page under `nav` in mkdocs.yml'
 
 
@@ -119,6 +121,15 @@ def test_linked_source_files_are_shown(pages: dict[Path, ParsedPage]) -> None:
     assert 'source/inline/ops/inline_attention.py.html' in pages[method].links
     shown = (method.parent / 'source/inline/ops/inline_attention.py.html').read_text()
     assert 'baddbmm' in shown
+
+
+@pytest.mark.slow
+def test_notebook_is_a_page_with_its_outputs(pages: dict[Path, ParsedPage]) -> None:
+    tutorial = next(page for page in pages if page.name == 'tutorial.html')
+    text = tutorial.read_text()
+    assert 'accuracy 13% before' in text
+    assert [address for address in pages[tutorial].loaded if address.startswith('data:image/png;base64,')]
+    assert (tutorial.parent / 'tutorial.ipynb').is_file()
 
 
 @pytest.mark.slow

@@ -351,7 +351,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def write_digit(folder: Path) -> Path:
-    """An image of the size of the model: OpenCV's resize has no anti-aliasing, unlike that of transformers."""
+    """An image of the model's size: OpenCV's resize has no anti-aliasing, unlike that of transformers."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(folder / 'digit.png')
     return folder / 'digit.png'
