@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from inline.models.layers import has_hooks, is_marked_new, is_plain, returns_new_tensor
 from inline.models.mixers import AttentionMixer
+from inline.ops.tokens import allows_inplace
 from inline.utils.errors import UserError
 
 # The MLP works in chunks if its hidden layer has more elements than this; a chunk fits the CPU cache.
@@ -41,10 +42,7 @@ class Block(nn.Module):
         Overwrites a large ``out`` where no gradient is needed, to save memory traffic, unless a hook may
         hold it. Under autocast ``out`` has half precision and x does not: x must not be rounded.
         """
-        # A comparison of symbolic sizes would limit an exported program to the sizes of one branch.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return x + out
-        if out.numel() < INPLACE_FROM or out.dtype != x.dtype:
+        if not allows_inplace() or out.numel() < INPLACE_FROM or out.dtype != x.dtype:
             return x + out
         inplace = (
             is_marked_new(branch.forward)
@@ -77,7 +75,7 @@ class Mlp(nn.Module):
         Only for inference: the backward pass needs the whole hidden layer anyway. Not if a hook on one of
         the layers would see the chunks.
         """
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != 'cpu':
+        if not allows_inplace() or x.device.type != 'cpu':
             return False
         if x.shape[:-1].numel() * self.fc1.out_features <= CHUNK_ABOVE:
             return False

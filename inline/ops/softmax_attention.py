@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.ops.tokens import zero_masked
+from inline.ops.tokens import is_transforming, zero_masked
 
 
 def softmax_attention(
@@ -37,12 +37,20 @@ def softmax_attention(
     Returns:
         (B, heads, M, e).
     """
+    if bias is not None and is_transforming():
+        # Under vmap, PyTorch's fused kernels give a bias no gradient.
+        return softmax_attention_naive(q, k, v, key_mask=key_mask, bias=bias)
     mask = bias
     if key_mask is not None:
         allowed = key_mask[:, None, None, :]
         mask = allowed if bias is None else torch.where(allowed, bias, float('-inf'))
     k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    if torch.compiler.is_exporting():
+        # The strides of the result depend on the kernel that PyTorch chooses, and exporters to other formats
+        # may choose another one than the trace. A copy has the strides of the usual kernel.
+        out = out.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+    return out
 
 
 def softmax_attention_naive(

@@ -1,34 +1,49 @@
-"""Sizes under torch.export: with dynamic shapes a size is a ``torch.SymInt``, not a number.
+"""Sizes under tracing: a size may be a symbol that stands for any number.
 
-A Python branch on a SymInt specialises the exported program to the branch that was taken. Code that branches
-on sizes calls these functions instead. For plain integers they return what the Python operators would.
+With dynamic shapes, torch.export passes sizes as ``torch.SymInt``, and torch.jit.trace passes tensors. A
+Python branch on such a size would fix the traced program to the branch that was taken. Code that branches on
+sizes calls these functions instead. For plain integers they return what the Python operators would.
 """
 
 import torch
+from torch import Tensor
+
+# torch.fx.experimental.symbolic_shapes is imported in functions, because it takes a third of a second.
+
+
+def is_tracing() -> bool:
+    """Return whether torch.compile, torch.export or torch.jit.trace records what is computed."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def is_symbolic(*sizes: int) -> bool:
     """Return whether any of the sizes is symbolic."""
-    return any(isinstance(size, torch.SymInt) for size in sizes)
+    if torch.compiler.is_exporting():
+        # In strict mode, a symbol is an instance of int.
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return not all(has_static_value(size) for size in sizes)
+    return any(isinstance(size, torch.SymInt | Tensor) for size in sizes)
 
 
 def statically_true(condition: bool) -> bool:
     """Return whether the condition holds for every value of the symbols in it."""
-    if not isinstance(condition, torch.SymBool):
-        return condition
-    # Imported here because it takes a third of a second.
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    if torch.compiler.is_exporting() or isinstance(condition, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    return statically_known_true(condition)
+        return statically_known_true(condition)
+    # torch.jit.trace knows the value in the traced example only.
+    return False if isinstance(condition, Tensor) else condition
 
 
 def size_hint(size: int) -> int:
     """Return the value of a symbol in the traced example, to choose between two equivalent code paths."""
-    if not isinstance(size, torch.SymInt):
-        return size
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
+    if torch.compiler.is_exporting() or isinstance(size, torch.SymInt):
+        from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-    return optimization_hint(size)
+        return optimization_hint(size)
+    # torch.jit.trace warns that the trace may depend on the number; here both paths are correct.
+    return int(size) if isinstance(size, Tensor) else size
 
 
 def ceil_div(size: int, divisor: int) -> int:
@@ -39,11 +54,14 @@ def ceil_div(size: int, divisor: int) -> int:
     return (size + divisor - 1) // divisor
 
 
-def sym_min(*sizes: int) -> int:
-    """Return the smallest size, symbolic or not."""
-    if not is_symbolic(*sizes):
-        return min(sizes)
-    first, *others = sizes
-    for size in others:
-        first = torch.sym_min(first, size)
-    return first
+def sym_min(a: int, b: int) -> int:
+    """Return the smaller size, symbolic or not."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        size, other = (a, b) if isinstance(a, Tensor) else (b, a)
+        return size.clamp(max=other)
+    return torch.sym_min(a, b) if is_symbolic(a, b) else min(a, b)
+
+
+def sym_max(a: int, b: int) -> int:
+    """Return the larger size, symbolic or not."""
+    return -sym_min(-a, -b)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inline.ops.symint import is_tracing, statically_true
+
 P = ParamSpec('P')
 
 ALL_QUERIES = slice(None)
@@ -28,7 +30,7 @@ _AUTOCAST_DEVICES = ('cpu', 'cuda', 'mps', 'xpu')
 def count_prefix(num_tokens: int, hw: tuple[int, int]) -> int:
     """Return P, the number of tokens before those of a map of size ``hw``."""
     prefix = num_tokens - hw[0] * hw[1]
-    if prefix < 0:
+    if statically_true(prefix < 0):
         raise ValueError(f'{num_tokens} tokens cannot hold a map of {hw[0]}×{hw[1]} = {hw[0] * hw[1]} tokens')
     return prefix
 
@@ -36,13 +38,28 @@ def count_prefix(num_tokens: int, hw: tuple[int, int]) -> int:
 def add_to_map(x: Tensor, term: Tensor, inplace: bool = False) -> Tensor:
     """Add ``term`` (B, H·W, C) to the map tokens of x (B, P + H·W, C); prefix tokens are unchanged.
 
-    ``inplace`` overwrites x where no gradient is needed.
+    ``inplace`` overwrites x where :func:`allows_inplace` permits it.
     """
     prefix = x.shape[1] - term.shape[1]
-    if inplace and not torch.is_grad_enabled():
+    if inplace and allows_inplace():
         x[:, prefix:].add_(term)
         return x
-    return x + (F.pad(term, (0, 0, prefix, 0)) if prefix else term)
+    return x + (term if statically_true(prefix == 0) else F.pad(term, (0, 0, prefix, 0)))
+
+
+def allows_inplace() -> bool:
+    """Return whether intermediate results may be overwritten, and sizes of one call may decide how.
+
+    False if a gradient may be needed; under tracing, where the program must not depend on the grad mode or
+    the sizes of the example; and under transforms of torch.func, where a result may have no axis of models
+    or samples yet and what is added to it has one.
+    """
+    return not (torch.is_grad_enabled() or is_tracing() or is_transforming())
+
+
+def is_transforming() -> bool:
+    """Return whether a transform of torch.func such as vmap or grad is active, outside a tracer."""
+    return not is_tracing() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def position_indices(length: int, like: Tensor) -> Tensor:

@@ -112,6 +112,7 @@ def test_functions_of_integers() -> None:
     assert symint.statically_true(3 < 4)
     assert not symint.statically_true(4 < 3)
     assert symint.size_hint(7) == 7
-    assert symint.sym_min(5, 3, 4) == 3
+    assert symint.sym_min(5, 3) == 3
+    assert symint.sym_max(5, 3) == 5
     for size, divisor in itertools.product(range(1, 30), range(1, 9)):
         assert symint.ceil_div(size, divisor) == -(-size // divisor)

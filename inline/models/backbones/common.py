@@ -4,9 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
+import torch.fx
 from torch import Tensor, nn
 
 from inline.models.layers import ClassToken, PositionEmbedding, RelativePositionBias
+from inline.ops.symint import statically_true
 from inline.utils.arguments import check_choice, check_names, check_type, format_value
 from inline.utils.errors import TooSmallError, UserError
 
@@ -97,8 +99,11 @@ def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 def check_image_size(x: Tensor) -> None:
     """Raise if images (B, C, H, W) are smaller than :data:`MIN_SIZE`."""
+    if isinstance(x, torch.fx.Proxy):
+        # torch.fx.symbolic_trace knows no sizes, and a branch on them would end it.
+        return
     height, width = x.shape[-2:]
-    if height < MIN_SIZE or width < MIN_SIZE:
+    if statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE):
         raise TooSmallError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.models.layers.fast_paths import cache_by_size
-from inline.ops.symint import ceil_div, is_symbolic, statically_true, sym_min
+from inline.ops.symint import ceil_div, is_symbolic, statically_true, sym_max, sym_min
 
 # Value of padded positions. It must not affect any result: tests set it to NaN.
 PAD_VALUE = 0.0
@@ -128,8 +128,8 @@ class WindowPartition:
     @property
     def _padded(self) -> tuple[int, int]:
         """Height and width of the padded map, multiples of the window."""
-        (h, w), (top, left) = self.window, self._offset
-        return ceil_div(self.hw[0] + top, h) * h, ceil_div(self.hw[1] + left, w) * w
+        rows, columns = zip(self.hw, self.window, self._offset, strict=True)
+        return _padded_side(*rows), _padded_side(*columns)
 
     @property
     def _sizes(self) -> tuple[list[int], list[int], list[int]]:
@@ -218,7 +218,7 @@ def swin_windows(hw: tuple[int, int], size: int, shifted: bool, wrap: bool = Tru
     if not is_symbolic(*hw):
         return WindowPartition(hw, (shorter, shorter))
     # 1 if the map is larger than a window, else 0, as an expression that holds for every size.
-    larger = sym_min(1, torch.sym_max(shorter - size, 0))
+    larger = sym_min(1, sym_max(shorter - size, 0))
     side = sym_min(size, shorter)
     return WindowPartition(hw, (side, side), (shift * larger, shift * larger), wrap)
 
@@ -295,6 +295,14 @@ def _dense_copy(result: Tensor, source: Tensor) -> Tensor:
     """Return the result contiguous and not sharing memory with the source, as custom operators require."""
     shared = result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     return result.clone() if shared else result.contiguous()
+
+
+def _padded_side(side: int, window: int, offset: int) -> int:
+    """Return offset + side, rounded up to a multiple of the window."""
+    # torch.export does not simplify the expression below for a window that is as long as the side.
+    if statically_true(side == window) and statically_true(offset == 0):
+        return side
+    return ceil_div(side + offset, window) * window
 
 
 def _same(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -21,6 +21,7 @@ from inline.models.layers import (
     stripes,
     swin_windows,
 )
+from inline.ops.symint import statically_true
 from inline.ops.tokens import ALL_QUERIES, add_to_map, zero_masked
 from inline.utils.arguments import check_range, checked
 from inline.utils.errors import UserError
@@ -213,7 +214,7 @@ class AttentionMixer(nn.Module, ABC):
         """Return the window partitions of the map: one, or two for stripes."""
         if self.window_size is None and self.split_size is None:
             return (full_map(hw),)
-        if x.shape[1] != hw[0] * hw[1]:
+        if statically_true(x.shape[1] != hw[0] * hw[1]):
             raise UserError('windows and stripes do not support a class token: use the whole map')
         if self.split_size is not None:
             return stripes(hw, self.split_size)
