@@ -257,7 +257,8 @@ def _make_mixer_rows() -> dict[str, dict[str, Any]]:
         'TransNormer': {'type': 'TransNormer'},
         'TransNormer-no-lrpe': {'type': 'TransNormer', 'lrpe': False},
         'CosFormer': {'type': 'CosFormer'},
-        # With its default of 64 landmarks, 64 tokens would make it softmax.
+        # With their defaults of 64 landmarks or tokens per block, 64 tokens would make these softmax.
+        'DiagAttention': {'type': 'DiagAttention', 'block_size': 16},
         'Nystrom': {'type': 'Nystrom', 'num_landmarks': 16},
         'Nystrom-conv': {'type': 'Nystrom', 'num_landmarks': 16, 'conv_size': 3},
         'FLatten': {'type': 'FLatten'},

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.softmax_attention import softmax_attention
-from inline.ops.symint import ceil_div, statically_true, sym_min
+from inline.ops.symint import ceil_div, is_symbolic
 from inline.ops.tokens import ALL_QUERIES, zero_masked
 
 
@@ -39,14 +39,17 @@ def diag_attention(
         (B, heads, N, e).
     """
     batch, _, tokens, _ = q.shape
-    size = sym_min(tokens, block_size)
-    blocks = ceil_div(tokens, size)
+    if is_symbolic(tokens):
+        # Always padded: torch.export would specialise on whether there is padding.
+        size, blocks = block_size, tokens // block_size + 1
+    else:
+        size = min(tokens, block_size)
+        blocks = ceil_div(tokens, size)
     padding = blocks * size - tokens
-    is_padded = not statically_true(padding == 0)
-    if is_padded and key_mask is None:
-        key_mask = torch.ones(batch, tokens, dtype=torch.bool, device=q.device)
-    if is_padded:
+    if is_symbolic(tokens) or padding:
         q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
+        if key_mask is None:
+            key_mask = torch.ones(batch, tokens, dtype=torch.bool, device=q.device)
     if key_mask is not None:
         key_mask = F.pad(key_mask, (0, padding)).view(batch * blocks, size)
     q, k, v = (x.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))

@@ -17,12 +17,15 @@ from inline.ops import local_residual, local_residual_naive, symint
 from tests.models.contract import make, tokens
 from tests.models.families import FAMILIES, build
 
-# By name, because the package exports functions with the names of the last two.
+# By name, because the package exports functions with the names of the last three.
 MODULES = [
     patch_embed,
     position,
     windows,
-    *(importlib.import_module(f'inline.ops.{name}') for name in ('inline_attention', 'local_residual')),
+    *(
+        importlib.import_module(f'inline.ops.{name}')
+        for name in ('inline_attention', 'local_residual', 'diag_attention')
+    ),
 ]
 SIZES = ((1, 1), (1, 9), (4, 4), (5, 7), (7, 5), (12, 8), (13, 22))
 WINDOWS = {
@@ -72,7 +75,7 @@ def test_stripes_wider_than_the_map_are_padded() -> None:
 
 
 @pytest.mark.parametrize('kind', WINDOWS)
-@pytest.mark.parametrize('name', ['InLine', 'Softmax', 'Linear'])
+@pytest.mark.parametrize('name', ['InLine', 'Softmax', 'Linear', 'DiagAttention'])
 def test_mixers_with_symbolic_sizes(name: str, kind: str) -> None:
     mixer = make({'type': name}, **WINDOWS[kind])
     for hw in SIZES:
