@@ -105,7 +105,7 @@ class InLineConfig(BackboneConfigMixin, PreTrainedConfig):
             out_features=kwargs.pop('out_features', None), out_indices=kwargs.pop('out_indices', None)
         )
         super().__post_init__(**kwargs)
-        if vars(self).get('label2id') is None:
+        if getattr(self, 'label2id', None) is None:
             self.label2id = {label: index for index, label in self.id2label.items()}
 
     @property
@@ -228,7 +228,7 @@ class InLineForImageClassification(InLinePreTrainedModel):
             raise UserError(f'num_labels {config.num_labels}: a classifier must have at least 1')
         model = self.build()
         self.backbone: nn.Module = model.backbone
-        self.head: nn.Module | None = model.head
+        self.head: Any = model.head
         self.post_init()
 
     def build(self) -> PlainBackbone:
@@ -256,8 +256,7 @@ class InLineForImageClassification(InLinePreTrainedModel):
         features, hidden_states = self.run_backbone(pixel_values, output_hidden_states, output_attentions)
         last = features[-1]
         logits = self.head(last.mean(dim=(2, 3)) if last.dim() == 4 else last)
-        compute_loss: Any = self.loss_function
-        loss = None if labels is None else compute_loss(labels, logits, self.config)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=hidden_states)
 
 
