@@ -12,7 +12,13 @@ from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, DefaultScope
 
 from inline.apis.stored_config import use_normalization
-from inline.checkpoints import Checkpoint, load_complete_state_dict, read_checkpoint, select_submodule
+from inline.checkpoints import (
+    Checkpoint,
+    check_num_heads,
+    load_complete_state_dict,
+    read_checkpoint,
+    select_submodule,
+)
 from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
 from inline.engine.config import TOOLBOXES, apply_aliases, load_config
@@ -127,6 +133,7 @@ def build_model(
         module, state_dict = model, checkpoint.state_dict
         if backbone_only:
             module, state_dict = model.backbone, select_submodule(state_dict, 'backbone.')
+        check_num_heads(module, checkpoint.meta, checkpoint.source)
         load_complete_state_dict(module, state_dict, checkpoint.source)
     classes = _classes(cfg, {**config_meta, **meta} if names else config_meta)
     return model.eval(), replace(classes, from_checkpoint=bool(names))

@@ -1,9 +1,10 @@
 """The fifteen models that the authors released, and the conversion of their weights to our names.
 
 For each family a table maps their names to ours: the rules are tried in order, and the first one that matches
-the whole name applies. Several tensors that map to one name are concatenated in the order of the file: their
-separate query and key-value projections, and the two branches of their stripes, are one layer here. A tensor
-without a rule, with a wrong shape, or missing is an error.
+the whole name applies. Several tensors that map to one name are concatenated: their separate query and
+key-value projections, and the two branches of their stripes, are one layer here. A tensor without a rule,
+with a wrong shape, or missing is an error. The official repositories of DeiT, PVT, Swin and CSwin have the
+same names, so :mod:`inline.checkpoints.softmax_models` uses the same tables.
 """
 
 import csv
@@ -118,7 +119,7 @@ class KeyMismatchError(UserError):
 
 
 # Buffers of the authors' code that are computed from the sizes and are not weights.
-_DERIVED = re.compile(r'.*\.(relative_position_index|attn_mask)')
+DERIVED = re.compile(r'.*\.(relative_position_index|attn_mask)')
 
 _BLOCK_RULES = [
     (r'attn\.(?:q|kv|qkv)\.(.*)', r'mixer.qkv.\1'),
@@ -135,7 +136,7 @@ _BLOCK_RULES = [
 ]
 
 # Per family the pattern of a block's tensors (stage, block, rest) and the number of the first stage.
-_BLOCK_PATHS = {
+BLOCK_PATHS = {
     'deit': (r'()blocks\.(\d+)\.(.*)', 0),
     'pvt': (r'block(\d)\.(\d+)\.(.*)', 1),
     'swin': (r'layers\.(\d)\.blocks\.(\d+)\.(.*)', 0),
@@ -158,6 +159,7 @@ _OTHER_RULES: dict[str, list[tuple[str, str, int]]] = {
         (r'patch_embed\.(.*)', r'stages.0.downsample.\1', 0),
         (r'layers\.(\d)\.downsample\.(.*)', r'stages.{stage}.downsample.\2', -1),
         (r'norm\.(.*)', r'out_norms.3.\1', 0),
+        (r'norm(\d)\.(.*)', r'out_norms.{stage}.\2', 0),
     ],
     'cswin': [
         (r'stage1_conv_embed\.0\.(.*)', r'stages.0.downsample.proj.\1', 0),
@@ -165,8 +167,11 @@ _OTHER_RULES: dict[str, list[tuple[str, str, int]]] = {
         (r'merge(\d)\.conv\.(.*)', r'stages.{stage}.downsample.proj.\2', 0),
         (r'merge(\d)\.norm\.(.*)', r'stages.{stage}.downsample.norm.\2', 0),
         (r'norm\.(.*)', r'out_norms.3.\1', 0),
+        (r'norm(\d)\.(.*)', r'out_norms.{stage}.\2', 1),
     ],
 }
+# Tensors that come last when a layer is concatenated: keys and values, the second branch of stripes.
+_LATER_PARTS = re.compile(r'.*\.(?:attn\.kv|attns\.1)\..*')
 
 # A tensor that only this family has.
 _FAMILY_KEYS = {
@@ -223,8 +228,9 @@ def rename_keys(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dic
     family = find_family(theirs)
     found: dict[str, list[Tensor]] = defaultdict(list)
     problems = []
-    for key, value in theirs.items():
-        if _DERIVED.fullmatch(key) or key.startswith('head.'):
+    # Not in the order of the file: safetensors files are sorted by name, with kv before q.
+    for key, value in sorted(theirs.items(), key=lambda item: _LATER_PARTS.fullmatch(item[0]) is not None):
+        if DERIVED.fullmatch(key) or key.startswith('head.'):
             continue
         own = _our_key(family, key)
         if own is None or own not in ours:
@@ -239,7 +245,12 @@ def rename_keys(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dic
         if key not in found:
             problems.append(f'missing: {key}')
             continue
-        value = torch.cat(found[key])
+        parts = found[key]
+        if not all(part.dim() and part.shape[1:] == parts[0].shape[1:] for part in parts):
+            shapes = ' and '.join(str(tuple(part.shape)) for part in parts)
+            problems.append(f'{key}: {shapes} instead of {tuple(expected.shape)}')
+            continue
+        value = torch.cat(parts)
         if key.endswith('position.weight'):
             value = _as_map(value, expected)
         if value.shape != expected.shape:
@@ -262,7 +273,7 @@ def _rename_head(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _our_key(family: str, key: str) -> str | None:
-    path, first = _BLOCK_PATHS[family]
+    path, first = BLOCK_PATHS[family]
     match = re.fullmatch(path, key)
     if match:
         stage, block, rest = match.groups()
@@ -282,6 +293,6 @@ def _our_key(family: str, key: str) -> str | None:
 def _as_map(table: Tensor, expected: Tensor) -> Tensor:
     """Reshape positions, absolute (1, N, C) or relative (offsets, heads), to a map (1, C, H, W)."""
     table = table.unsqueeze(0) if table.dim() == 2 else table
-    if table.numel() != expected.numel() or table.shape[-1] != expected.shape[1]:
+    if table.dim() != 3 or table.numel() != expected.numel() or table.shape[-1] != expected.shape[1]:
         return table
     return table.transpose(1, 2).reshape(expected.shape)

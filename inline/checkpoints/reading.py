@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from inline.checkpoints.layouts import find_unsupported
 from inline.checkpoints.official import OfficialModel, convert_official, is_official
 from inline.checkpoints.plain_data import RefusedError, check_dense
 from inline.checkpoints.pretrained_cfg import (
@@ -17,8 +18,9 @@ from inline.checkpoints.pretrained_cfg import (
     pretrained_cfg_of_config,
 )
 from inline.checkpoints.safetensors_format import is_safetensors, read_safetensors
+from inline.checkpoints.softmax_models import CONVERTED_KEY, Conversion, convert_softmax
 from inline.checkpoints.sources import check_checkpoint, locate_checkpoint
-from inline.checkpoints.state_dict import StateDict, strip_prefix, subset
+from inline.checkpoints.state_dict import StateDict, shorten, strip_prefix, subset
 from inline.checkpoints.torch_format import load_torch
 from inline.checkpoints.unpickling import NotPlainDataError
 from inline.utils.arguments import format_value
@@ -39,6 +41,7 @@ class Checkpoint:
         content: Everything in the file; ``state_dict`` and ``meta`` are the two above.
         is_ema: Whether the weights are the moving average of a training.
         official: The released model that the weights were converted from, if they were.
+        converted: The conversion from a plain DeiT, PVT, Swin or CSwin of another project, if there was one.
     """
 
     source: str
@@ -47,6 +50,7 @@ class Checkpoint:
     content: dict[str, Any]
     is_ema: bool = False
     official: OfficialModel | None = None
+    converted: Conversion | None = None
 
     @property
     def dataset_meta(self) -> Mapping[str, Any]:
@@ -76,8 +80,29 @@ class Checkpoint:
         names = [str(name) for name in self.dataset_meta.get('classes') or ()]
         return pretrained_cfg_of_config(str(self.meta.get('cfg', '')), names)
 
+    def identify(self) -> str:
+        """Return what the weights are: ours, or the model that they were converted from.
 
-def read_checkpoint(source: str | Path, map_location: Any = 'cpu') -> Checkpoint:
+        Raises:
+            UserError: If they are neither.
+        """
+        if self.official is not None:
+            return self.official.name
+        if self.converted is not None:
+            return self.converted.model.layout.title
+        if any(name.startswith('backbone.') and '.mixer.' in name for name in self.state_dict):
+            return 'our weights'
+        unsupported = find_unsupported(self.state_dict)
+        found = f'it looks like {unsupported}' if unsupported else f'the names are {shorten(self.state_dict)}'
+        raise UserError(
+            f'{self.source!r} contains neither our weights nor those of a model that can be converted: '
+            f'{found}'
+        )
+
+
+def read_checkpoint(
+    source: str | Path, map_location: Any = 'cpu', convert_softmax_models: bool = False
+) -> Checkpoint:
     """Read weights without running any code in the file.
 
     Args:
@@ -87,8 +112,11 @@ def read_checkpoint(source: str | Path, map_location: Any = 'cpu') -> Checkpoint
             released; the latter is converted. A prefix ``module.`` is removed. Of a training with a moving
             average, that average is returned.
         map_location: As in :func:`torch.load`.
+        convert_softmax_models: Whether to convert the weights of a plain DeiT, ViT, PVT, Swin or CSwin of
+            timm, mmpretrain, mmdet or the official repositories to our names, for one of our backbones. Not
+            for the models of those projects.
     """
-    return as_checkpoint(read_file(source, map_location), source)
+    return as_checkpoint(read_file(source, map_location), source, convert_softmax_models)
 
 
 def read_file(source: Any, map_location: Any = 'cpu') -> Any:
@@ -104,18 +132,23 @@ def read_file(source: Any, map_location: Any = 'cpu') -> Any:
     return _load(locate_checkpoint(source), repr(str(source)), map_location)
 
 
-def as_checkpoint(content: Any, source: str | Path) -> Checkpoint:
-    """Find and convert the weights in the content of a file."""
+def as_checkpoint(content: Any, source: str | Path, convert_softmax_models: bool = False) -> Checkpoint:
+    """Find and convert the weights in the content of a file; see :func:`read_checkpoint`."""
     key, state_dict = _find_state_dict(content, source)
     meta = content.get('meta')
     meta = dict(meta) if isinstance(meta, Mapping) else {}
-    official = None
-    if is_official(state_dict):
-        try:
+    official = converted = None
+    try:
+        if is_official(state_dict):
             official, state_dict = convert_official(state_dict)
-        except UserError as error:
-            raise UserError(f'checkpoint {str(source)!r} cannot be converted: {error}') from error
-        meta |= {'model': official.name, 'img_size': official.img_size}
+            meta |= {'model': official.name, 'img_size': official.img_size}
+        elif convert_softmax_models:
+            converted = convert_softmax(state_dict)
+    except UserError as error:
+        raise UserError(f'checkpoint {str(source)!r} cannot be converted: {error}') from error
+    if converted is not None:
+        state_dict = converted.state_dict
+        meta |= {CONVERTED_KEY: converted.model.config()}
     rest = {} if key is None else content
     return Checkpoint(
         source=str(source),
@@ -125,6 +158,7 @@ def as_checkpoint(content: Any, source: str | Path) -> Checkpoint:
         # MMEngine saves the average as state_dict and the weights of the optimizer as ema_state_dict.
         is_ema=key == 'state_dict_ema' or 'ema_state_dict' in content,
         official=official,
+        converted=converted,
     )
 
 

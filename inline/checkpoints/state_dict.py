@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from inline.checkpoints.layouts import conversion_hint
+from inline.models.backbones.common import Backbone
 from inline.models.layers import PositionEmbedding, RelativePositionBias
 from inline.utils.errors import UserError, printable
 
@@ -18,6 +20,8 @@ StateDict = Mapping[str, Tensor]
 # keeps the projections and the MLP, which are more than half of a block.
 _SAME_BLOCK = 0.5
 _BLOCK = re.compile(r'(?:.*\.)?blocks\.\d+(?=\.)')
+# A tensor without its stage and block, up to two modules: mixer.qkv of stages.0.blocks.1.mixer.qkv.weight.
+_LAYER = re.compile(r'(?:backbone\.)?(?:stages\.\d+\.)?(?:blocks\.\d+\.)?(\w+(?:\.[a-z]\w*(?=\.))?).*')
 _SHOWN = 3
 _MAX_NAME = 200
 _logger = logging.getLogger('inline')
@@ -63,6 +67,20 @@ class LoadReport:
         ):
             if names:
                 clauses.append(f'{len(names)} {what}: {shorten(names)}')
+        return '; '.join(clauses)
+
+    def describe_layers(self) -> str:
+        """Return in one line which layers took over weights, in how many tensors, and which did not."""
+        groups = {
+            'kept': self.matched,
+            'initialised': (*self.missing, *self.mismatched),
+            'left out': self.unexpected,
+        }
+        clauses = []
+        for what, names in groups.items():
+            layers = Counter(_LAYER.sub(r'\1', name) for name in names)
+            listed = ', '.join(f'{printable(layer[:_MAX_NAME])} ({count})' for layer, count in layers.items())
+            clauses += [f'{what}: {listed}'] if listed else []
         return '; '.join(clauses)
 
 
@@ -112,7 +130,7 @@ def load_partial_state_dict(model: nn.Module, state_dict: StateDict, source: str
         blocks = f'{shorten(dict.fromkeys(different))} differ; ' if different else ''
         raise UserError(
             f'checkpoint {source!r} has a different architecture than {type(model).__name__}: '
-            f'{blocks}{report.describe()}'
+            f'{blocks}{report.describe()}{_conversion_hint(model, state_dict)}'
         )
     _check_finite(model, state_dict, report.matched, source)
     # Unexpected names stay in: modules of the toolboxes rename those of their earlier versions.
@@ -122,7 +140,7 @@ def load_partial_state_dict(model: nn.Module, state_dict: StateDict, source: str
 
 def load_complete_state_dict(model: nn.Module, state_dict: StateDict, source: str) -> LoadReport:
     """Load a state dict that must have a match for every tensor of the module; warn about other tensors."""
-    check_complete(compare_state_dict(model, state_dict), source)
+    check_complete(compare_state_dict(model, state_dict), source, _conversion_hint(model, state_dict))
     report = load_partial_state_dict(model, state_dict, source)
     if report.unexpected:
         _logger.warning('checkpoint %r: %s', source, report.describe())
@@ -139,10 +157,10 @@ def find_nonfinite(state_dict: Mapping[str, Any]) -> str | None:
     return None
 
 
-def check_complete(report: LoadReport, source: str) -> None:
+def check_complete(report: LoadReport, source: str, hint: str = '') -> None:
     """Raise a :class:`UserError` if some tensors of the model would keep their initial values."""
     if not report.complete:
-        raise UserError(f'checkpoint {source!r} does not match the model: {report.describe()}')
+        raise UserError(f'checkpoint {source!r} does not match the model: {report.describe()}{hint}')
 
 
 def subset(state_dict: StateDict, keep: Callable[[str], bool], prefix: str = '') -> StateDict:
@@ -178,6 +196,12 @@ def shorten(names: Collection[str]) -> str:
     """Join the first names; count the others."""
     shown = ', '.join(printable(name[:_MAX_NAME]) for name in list(names)[:_SHOWN])
     return shown if len(names) <= _SHOWN else f'{shown} and {len(names) - _SHOWN} more'
+
+
+def _conversion_hint(model: nn.Module, state_dict: StateDict) -> str:
+    """Return how to load weights of another project into a model of ours; '' for other models."""
+    is_ours = any(isinstance(module, Backbone) for module in model.modules())
+    return conversion_hint(state_dict) if is_ours else ''
 
 
 def _check_finite(model: nn.Module, state_dict: StateDict, names: Collection[str], source: str) -> None:

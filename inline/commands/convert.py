@@ -1,8 +1,10 @@
-"""Convert a checkpoint of InLine's authors to our parameter names, or strip a checkpoint of ours to weights.
+"""Convert a checkpoint to our parameter names, or strip a checkpoint of ours to weights.
 
-The model is identified from the weights. If weights are unknown, missing or have a wrong shape, they are
-listed and nothing is written. No code in the file is run. The suffix of OUT selects the format. Other tools
-accept the authors' files directly, without conversion.
+Accepts files of InLine's authors, and plain DeiT, ViT, PVT, Swin and CSwin models of timm, mmpretrain, mmdet
+and the official repositories, which become our backbones with softmax attention. The model is identified from
+the weights. If weights are unknown, missing or have a wrong shape, they are listed and nothing is written. No
+code in the file is run. The suffix of OUT selects the format. --pretrained and init_cfg accept all these
+files directly, without conversion.
 """
 
 from pathlib import Path
@@ -37,17 +39,15 @@ def main() -> None:
         raise UserError(f'{str(args.out)!r} exists: choose another OUT, or pass --overwrite')
     if args.out.suffix == SUFFIX:
         require_modules(f'{str(args.out)!r}', 'hub', 'safetensors')
-    checkpoint = read_checkpoint(find_source(args.source, args.folder))
+    checkpoint = read_checkpoint(find_source(args.source, args.folder), convert_softmax_models=True)
     weights = checkpoint.state_dict
-    if checkpoint.official is None and not any(name.startswith('backbone.') for name in weights):
-        raise UserError(
-            f'{args.source!r} contains neither weights of the authors nor ours: '
-            f'the names start with {", ".join(list(weights)[:3])}'
-        )
+    title = checkpoint.identify()
     write_checkpoint({'meta': checkpoint.meta, 'state_dict': weights}, args.out)
-    name = checkpoint.official.name if checkpoint.official else 'our weights'
     millions = sum(value.numel() for value in weights.values()) / 1e6
-    print(f'{args.out}: {name}, {len(weights)} tensors, {millions:.2f} M parameters')
+    size = f'{len(weights)} tensors, {millions:.2f} M parameters'
+    print(f'{args.out}: {title}, {size}')
+    if checkpoint.converted is not None:
+        print('\n'.join(checkpoint.converted.describe()))
 
 
 def find_source(source: str, folder: Path) -> str | Path:

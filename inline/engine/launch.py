@@ -37,6 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from inline.checkpoints import (
     Checkpoint,
     check_checkpoint,
+    check_num_heads,
     load_complete_state_dict,
     read_checkpoint,
     trust_checkpoints,
@@ -121,7 +122,9 @@ def test(args: argparse.Namespace) -> None:
         checkpoint = read()
         if not args.allow_other_classes:
             check_classes(checkpoint, runner.test_loop.dataloader.dataset.metainfo)
-        load_complete_state_dict(_unwrap(runner.model), checkpoint.state_dict, checkpoint.source)
+        model = _unwrap(runner.model)
+        check_num_heads(model, checkpoint.meta, checkpoint.source)
+        load_complete_state_dict(model, checkpoint.state_dict, checkpoint.source)
         with watch_reads(cfg):
             runner.test()
         leave_process_group()

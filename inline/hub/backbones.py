@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from inline.checkpoints import (
+    CONVERTED_KEY,
+    check_num_heads,
     compare_state_dict,
     load_complete_state_dict,
     load_partial_state_dict,
@@ -167,7 +169,8 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
 
     def load_weights(self, source: str | Path) -> None:
         """Load weights that match, and warn about others; see :func:`create_backbone` for `source`."""
-        checkpoint = read_checkpoint(source)
+        checkpoint = read_checkpoint(source, convert_softmax_models=True)
+        note = check_num_heads(self, checkpoint.meta, str(source))
         weights: Mapping[str, Tensor] = checkpoint.state_dict
         if not any(name.startswith('backbone.') for name in weights):
             weights = {f'backbone.{name}': value for name, value in weights.items()}
@@ -176,7 +179,8 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
         report = load_partial_state_dict(self, self._adapt_stem(usable), str(source))
         required = [n for n in (*report.missing, *report.mismatched) if not n.startswith(_OPTIONAL)]
         if required or (self.head is not None and 'head.fc.weight' not in report.matched):
-            _logger.warning('weights %r: %s', str(source), report.describe())
+            layers = f'; {report.describe_layers()}' if CONVERTED_KEY in checkpoint.meta else ''
+            _logger.warning('weights %r: %s%s%s', str(source), report.describe(), layers, note)
         cfg = checkpoint.pretrained_cfg
         if cfg is not None:
             channels = self.get_submodule(self.pretrained_cfg['first_conv']).in_channels
@@ -338,8 +342,9 @@ def create_backbone(
     Args:
         name: For example inline_swin_tiny.
         pretrained: Weights to load: True for those of this name in the package; a .pth or .safetensors file,
-            ours or the authors'; a folder of ``save_pretrained`` or ``tools/publish.py``; a URL; or
-            ``user/model`` on the Hugging Face Hub, also written ``hf_hub:user/model``.
+            ours, the authors', or of a plain DeiT, ViT, PVT, Swin or CSwin of timm, OpenMMLab or the official
+            repositories; a folder of ``save_pretrained`` or ``tools/publish.py``; a URL; or ``user/model`` on
+            the Hugging Face Hub, also written ``hf_hub:user/model``.
         img_size: None for the image size of the released model.
 
     The other arguments are those of :class:`InLineBackbone`.

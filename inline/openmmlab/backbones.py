@@ -10,7 +10,14 @@ from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
 
 from inline import models
-from inline.checkpoints import LoadReport, load_partial_state_dict, read_checkpoint, select_submodule
+from inline.checkpoints import (
+    CONVERTED_KEY,
+    LoadReport,
+    check_num_heads,
+    load_partial_state_dict,
+    read_checkpoint,
+    select_submodule,
+)
 from inline.registry import MODELS
 from inline.utils.arguments import check_choice, check_names, check_type, checked, format_value, parameters_of
 from inline.utils.errors import UserError
@@ -93,12 +100,17 @@ def load_pretrained(backbone: nn.Module, source: str, prefix: str = 'backbone.')
 
     Args:
         backbone: Must have the architecture of the checkpoint; attention and position tables may differ.
-        source: As in :func:`inline.checkpoints.read_checkpoint`.
+        source: As in :func:`inline.checkpoints.read_checkpoint`; also weights of a plain DeiT, ViT, PVT, Swin
+            or CSwin of other projects, which are converted.
         prefix: The backbone's name in the model of the checkpoint. A file of a backbone alone has none.
     """
-    state_dict = select_submodule(read_checkpoint(source).state_dict, prefix)
+    checkpoint = read_checkpoint(source, convert_softmax_models=True)
+    note = check_num_heads(backbone, checkpoint.meta, source)
+    is_converted = CONVERTED_KEY in checkpoint.meta
+    state_dict = select_submodule(checkpoint.state_dict, 'backbone.' if is_converted else prefix)
     report = load_partial_state_dict(backbone, state_dict, source)
-    log_load_report(f'pretrained weights {source!r}: {report.describe()}', report.complete)
+    layers = f'; {report.describe_layers()}' if is_converted and not report.exact else ''
+    log_load_report(f'pretrained weights {source!r}: {report.describe()}{layers}{note}', report.complete)
     return report
 
 

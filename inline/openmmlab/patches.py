@@ -295,7 +295,7 @@ def load_checkpoints_safely() -> None:
     from mmengine.model import BaseTTAModel, is_model_wrapper
     from mmengine.runner import CheckpointLoader, checkpoint, runner
 
-    from inline.checkpoints import as_checkpoint, load_partial_state_dict, read_file
+    from inline.checkpoints import as_checkpoint, check_num_heads, load_partial_state_dict, read_file
     from inline.openmmlab.backbones import log_load_report
 
     def load_file(file: Any, map_location: Any = 'cpu', weights_only: bool | None = None) -> Any:  # noqa: ARG001
@@ -317,8 +317,9 @@ def load_checkpoints_safely() -> None:
         source = str(loaded.get('source', 'load_from'))
         # Loaders of other schemes, such as openmmlab://, return the content of the file as it is.
         weights = loaded['state_dict'] if 'state_dict' in loaded else as_checkpoint(loaded, source).state_dict
+        note = check_num_heads(model, loaded.get('meta') or {}, source)
         report = load_partial_state_dict(model, weights, source)
-        log_load_report(f'checkpoint {source!r}: {report.describe()}', report.exact)
+        log_load_report(f'checkpoint {source!r}: {report.describe()}{note}', report.exact)
         return loaded
 
     CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_inline, force=True)
