@@ -99,6 +99,9 @@ class InLineConfig(BackboneConfigMixin, PreTrainedConfig):
         check_sizes(arguments)
         # Keys of a config.json that the plain backbone wrote.
         kwargs.pop('features_only', None)
+        usual = 'token' if self.family == 'deit' else 'avg'
+        if (pool := kwargs.pop('global_pool', None)) not in (None, '', usual):
+            raise UserError(f'global_pool {pool!r}: the transformers classes of {self.family} use {usual!r}')
         if 'num_classes' in kwargs:
             kwargs.setdefault('num_labels', kwargs.pop('num_classes'))
         self.set_output_features_output_indices(

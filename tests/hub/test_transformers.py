@@ -372,7 +372,7 @@ def test_folder_of_an_earlier_version(checkpoint: tuple[Path, Path], tmp_path: P
     """Without `model_type` the Auto classes do not know the model; the classes themselves do."""
     publish(checkpoint[1], tmp_path, config='digits')
     content = json.loads((tmp_path / 'config.json').read_text())
-    for key in ('model_type', 'transformers_weights', 'id2label'):
+    for key in ('model_type', 'transformers_weights', 'id2label', 'pretrained_cfg'):
         del content[key]
     (tmp_path / 'config.json').write_text(json.dumps(content))
     plain = inline.InLineBackbone.from_pretrained(tmp_path)
@@ -492,3 +492,13 @@ def test_missing_package_is_named() -> None:
     message, modules = done.stdout.strip().splitlines()
     assert 'pip install transformers' in message
     assert not [name for name in modules if name in ('mmengine', 'mmcv', 'mmpretrain')]
+
+
+def test_another_pooling_than_that_of_the_family_is_refused(tmp_path: Path) -> None:
+    inline.create_backbone('inline_pvt_nano', num_classes=3).save_pretrained(tmp_path / 'usual')
+    assert AutoModelForImageClassification.from_pretrained(tmp_path / 'usual').config.num_labels == 3
+    inline.create_backbone('inline_deit_micro', num_classes=3, global_pool='avg').save_pretrained(
+        tmp_path / 'other'
+    )
+    with pytest.raises(UserError, match="global_pool 'avg': the transformers classes of deit use 'token'"):
+        AutoModelForImageClassification.from_pretrained(tmp_path / 'other')
