@@ -1,5 +1,5 @@
-# Small enough for a laptop: the backbone of the digit scenes, images of 48 pixels.
-_base_ = ['../_base_/finetune/image-folder.py', '../_base_/digits/backbone.py']
+# Small enough for a laptop: the micro backbone, images of 48 pixels.
+_base_ = ['../_base_/finetune/image-folder.py', '../_base_/finetune/micro.py']
 model = dict(backbone=dict(**_base_.backbone, out_indices=(3,)), head=dict(in_channels=192))
 train_pipeline = _base_.train_pipeline
 train_pipeline[1].scale = 48

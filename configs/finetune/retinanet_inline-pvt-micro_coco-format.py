@@ -1,8 +1,8 @@
-# Small enough for a laptop: the backbone of the digit scenes, images within 320×240.
+# Small enough for a laptop: the micro backbone, images within 320×240.
 _base_ = [
     'mmdet::_base_/models/retinanet_r50_fpn.py',
     '../_base_/finetune/coco-format.py',
-    '../_base_/digits/backbone.py',
+    '../_base_/finetune/micro.py',
 ]
 norm_cfg = dict(type='GN', num_groups=8)
 model = dict(

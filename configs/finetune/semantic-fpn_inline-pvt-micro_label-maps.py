@@ -1,8 +1,8 @@
-# Small enough for a laptop: the backbone of the digit scenes, crops of 96 pixels.
+# Small enough for a laptop: the micro backbone, crops of 96 pixels.
 _base_ = [
     'mmseg::_base_/models/fpn_r50.py',
     '../_base_/finetune/label-maps.py',
-    '../_base_/digits/backbone.py',
+    '../_base_/finetune/micro.py',
 ]
 crop_size = (96, 96)
 norm_cfg = dict(type='GN', num_groups=8)

@@ -9,9 +9,13 @@ import torch
 from inline import create_backbone
 from inline.checkpoints import read_checkpoint, sources
 from inline.checkpoints.safetensors_format import write_checkpoint
+from inline.engine.config import load_config, starting_checkpoints
+from inline.engine.launch import drop_pretrained
 from inline.openmmlab.backbones import InLinePVT
+from inline.registry import MODELS
 from inline.reproduce.provenance import path_digest
 from inline.utils.errors import UserError
+from tests.conftest import ROOT
 
 NAMES = [f'class {i}' for i in range(200)]
 CFG = {
@@ -86,3 +90,17 @@ def test_a_folder_of_that_name_does_not_hide_the_package(
     assert read_checkpoint('inline_pvt_micro').state_dict.keys() == packaged.keys()
     with pytest.raises(UserError, match=r'must contain model\.safetensors'):
         read_checkpoint('./inline_pvt_micro')
+
+
+@pytest.mark.parametrize(
+    'path', sorted((ROOT / 'configs' / 'finetune').glob('*micro*.py')), ids=lambda p: p.stem
+)
+def test_fine_tuning_starts_from_the_package(path: Path, packaged: dict[str, torch.Tensor]) -> None:
+    cfg = load_config(path)
+    assert [source for _, source in starting_checkpoints(cfg)] == ['inline_pvt_micro']
+    backbone = MODELS.build(cfg.model.backbone)
+    backbone.init_weights()
+    key = 'stages.3.blocks.0.mlp.fc1.weight'
+    assert torch.equal(backbone.state_dict()[key], packaged[f'backbone.{key}'].float())
+    drop_pretrained(cfg.model)
+    assert [init.type for init in cfg.model.backbone.init_cfg] == ['Xavier']
