@@ -111,7 +111,8 @@ def build_model(
 
     Args:
         cfg: Changed in place: pretrained weights to start from are removed, mean and std are set to those of
-            the checkpoint, and with ``custom_data`` also the number of classes.
+            the checkpoint, and with ``custom_data`` also the number of classes. A distiller is replaced by
+            its student.
         checkpoint: A source for :func:`inline.checkpoints.read_checkpoint`, or its result. Must contain every
             weight of the model. None keeps the random initialisation.
         backbone_only: Load only the weights of the backbone; others may be missing.
@@ -119,6 +120,9 @@ def build_model(
     Returns:
         The toolbox's model, and its classes.
     """
+    if cfg.model.type == 'inline.Distiller':
+        # Its checkpoints hold the student.
+        cfg.model = cfg.model.student
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = read_checkpoint(checkpoint)
     meta = {} if checkpoint is None else checkpoint.dataset_meta

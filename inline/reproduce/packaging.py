@@ -165,7 +165,25 @@ def _recipe(text: str) -> str:
     return (
         f'{optimizer.get("type", "unknown optimizer")} ({settings}), '
         f'batch size {loader.get("batch_size", "?")}, {steps}, '
-        f'augmentation {", ".join(augmentation) or "none"}'
+        f'augmentation {", ".join(augmentation) or "none"}{_distillation(text)}'
+    )
+
+
+def _distillation(text: str) -> str:
+    """Summarise the losses of a distillation, and name the teacher."""
+    model = read_dict(text, 'model')
+    if model.get('type') != 'inline.Distiller':
+        return ''
+    losses = ', '.join(
+        f'{str(loss.get("type")).removeprefix("inline.")} '
+        f'({", ".join(f"{key} {value}" for key, value in loss.items() if key != "type")})'
+        for loss in model['losses']
+    )
+    teacher = str(model['teacher'].get('type'))
+    stored = ' of EfficientNet-Lite0 (tools/store_logits.py)' if teacher == 'inline.StoredLogits' else ''
+    return (
+        f'; distilled from {teacher.removeprefix("inline.")}{stored} with {losses}, '
+        f'weight of the labels {model.get("label_weight", 1.0)}'
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
 from inline import create_backbone
-from inline.apis.loading import find_config
+from inline.apis.loading import build_model, find_config
 from inline.checkpoints import sources
 from inline.checkpoints.safetensors_format import read_safetensors
 from inline.reproduce import packaging
@@ -95,3 +95,13 @@ def test_cards_are_complete() -> None:
     for name in sources.list_packaged():
         file = ROOT / 'inline' / 'hub' / 'weights' / f'{name}.safetensors'
         assert hashlib.sha256(file.read_bytes()).hexdigest() in file.with_suffix('.md').read_text()
+
+
+def test_a_distiller_is_described_and_its_student_is_evaluated() -> None:
+    cfg = find_config('inline-pvt-micro-distilled_tiny-imagenet')
+    assert packaging._recipe(cfg.pretty_text).endswith(
+        '22 epochs, augmentation RandomCrop, RandomFlip; distilled from StoredLogits of EfficientNet-Lite0 '
+        '(tools/store_logits.py) with LogitLoss (temperature 2.0, weight 0.8), weight of the labels 0.2'
+    )
+    model, _ = build_model(cfg)
+    assert type(model).__name__ == 'ImageClassifier'
