@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from inline.checkpoints import load_complete_state_dict, read_checkpoint
+from inline.checkpoints import Checkpoint, load_complete_state_dict, read_checkpoint
 from inline.checkpoints.reading import as_checkpoint
 from inline.checkpoints.softmax_models import Conversion, convert_softmax
 from inline.hub.backbones import InLineBackbone
@@ -155,6 +155,8 @@ def test_official_pvt_is_what_mmdet_converts(sources: dict[str, nn.Module]) -> N
     conversion = convert(official | classifier)
     assert_same_weights(conversion, convert(theirs.state_dict()).state_dict)
     assert set(conversion.ignored) == {*classifier, 'pos_embed4[:, :1]'}
+    # Sorted by name, as in a safetensors file, keys and values come before queries.
+    assert_same_weights(convert(dict(sorted(official.items()))), conversion.state_dict)
     # A detector of the official repository: the same names after a prefix, and other parts.
     detector = {f'backbone.{name}': value for name, value in official.items()} | {'neck.a': token}
     conversion = convert(detector)
@@ -169,7 +171,7 @@ def assert_same_weights(conversion: Conversion, expected: Any) -> None:
 
 
 def test_order_of_the_file_does_not_matter(sources: dict[str, nn.Module], tmp_path: Path) -> None:
-    """A safetensors file is sorted by name, with kv before q and norms before stages."""
+    """The two branches of the stripes become one layer, the vertical one first."""
     theirs = {name: value.contiguous() for name, value in sources['CSwin'].state_dict().items()}
     reordered = dict(sorted(theirs.items(), reverse=True))
     assert list(reordered) != list(theirs)
@@ -235,6 +237,28 @@ def test_other_models_are_refused_in_one_line(
             weights[name] = torch.zeros(shape)
     with pytest.raises(UserError, match=f"'file.pth' cannot be converted: .*{message}") as caught:
         as_checkpoint(weights, 'file.pth', convert_softmax_models=True)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('swinv2_tiny_window8_256', 'Swin V2'),
+        ('pvt_v2_b0', 'PVT v2'),
+        ('deit_tiny_distilled_patch16_224', 'distilled DeiT'),
+        ('deit3_small_patch16_224', 'layer scale'),
+        ('vit_small_patch16_dinov3', 'register tokens'),
+        ('vit_base_patch16_clip_224', r'unknown: norm_pre\.weight'),
+        ('resnet18', r'the names are conv1\.weight'),
+    ],
+)
+def test_related_models_of_timm_are_named(name: str, message: str) -> None:
+    import timm
+
+    with torch.device('meta'):
+        weights = timm.create_model(name).state_dict()
+    with pytest.raises(UserError, match=message) as caught:
+        Checkpoint('file.pth', weights, {}, {}, converted=convert_softmax(weights)).identify()
     assert '\n' not in str(caught.value)
 
 
