@@ -8,6 +8,7 @@ train_dataloader = dict(
     batch_size=48,
     num_workers=1,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         **_dataset,
@@ -28,6 +29,7 @@ val_dataloader = dict(
     batch_size=100,
     num_workers=1,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         **_dataset,

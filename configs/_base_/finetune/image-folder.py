@@ -29,6 +29,7 @@ train_dataloader = dict(
     batch_size=64,
     num_workers=2,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(**_dataset, data_prefix='train', pipeline=train_pipeline),
 )
@@ -36,6 +37,7 @@ val_dataloader = dict(
     batch_size=64,
     num_workers=2,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(**_dataset, data_prefix='val', pipeline=test_pipeline),
 )

@@ -30,6 +30,7 @@ train_dataloader = dict(
     batch_size=128,
     num_workers=8,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(type='inline.ImageNet', data_root='data/imagenet', split='train', pipeline=train_pipeline),
 )
@@ -37,6 +38,7 @@ val_dataloader = dict(
     batch_size=128,
     num_workers=8,
     persistent_workers=True,
+    collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(type='inline.ImageNet', data_root='data/imagenet', split='val', pipeline=test_pipeline),
 )
