@@ -96,7 +96,17 @@ SIZES = {
     *('mlp_ratios', 'window_size', 'split_size', 'sr_ratio', 'conv_size', 'power', 'iterations'),
 }
 PER_STAGE = {'embed_dims', 'depths', 'num_heads', 'mlp_ratios', 'inline_depths', 'mixers'}
-MAY_BE_NONE = {'img_size', 'mixers', 'inline_depths', 'window_size', 'split_size', 'conv_size', 'autocast'}
+MAY_BE_NONE = {
+    'img_size',
+    'mixers',
+    'inline_depths',
+    'window_size',
+    'split_size',
+    'conv_size',
+    'autocast',
+    'absolute_position',
+    'out_norm',
+}
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 'False', 'tiny', '7', '', b'7', 1j),
     *(0, 1, 2, 3, 5, 7, -1, -2, 10**6, 10**9, 10**30),
@@ -271,7 +281,7 @@ def _is_certainly_wrong(name: str, old: Any, value: Any) -> bool:
     if isinstance(old, bool):
         return not isinstance(value, bool)
     if isinstance(value, bool | str | bytes | complex | set):
-        return not isinstance(old, str) or not isinstance(value, str) or name != 'autocast'
+        return not isinstance(old, str) or not isinstance(value, str) or name not in ('autocast', 'arch')
     if isinstance(old, int | float):
         if not isinstance(value, int | float):
             return not (name == 'img_size' and isinstance(value, list | tuple))

@@ -15,7 +15,7 @@ from inline.checkpoints.official import FAMILIES
 from inline.checkpoints.pretrained_cfg import PretrainedCfg, parse_pretrained_cfg
 from inline.checkpoints.sources import locate_checkpoint
 from inline.engine.config import load_config
-from inline.hub.backbones import NAMES, InLineBackbone, check_sizes
+from inline.hub.backbones import NAMES, InLineBackbone, check_sizes, plain_settings
 from inline.hub.publish import backbone_arguments
 from inline.utils.arguments import check_arguments, parameters_of
 from inline.utils.errors import UserError
@@ -116,7 +116,7 @@ def _read_config_json(checkpoint: Checkpoint) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(content, dict) and content.get('family') in FAMILIES and 'arch' in content
-    return content if is_ours else None
+    return plain_settings(content) if is_ours else None
 
 
 def _input_of(checkpoint: Checkpoint, arguments: Mapping[str, Any]) -> PretrainedCfg:

@@ -268,7 +268,7 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
         if config is None:
             raise UserError(f'{model_id!r} has no config.json: save_pretrained did not write it')
         changes = {name: value for name, value in arguments.items() if value != config.get(name)}
-        config = _plain_settings(config)
+        config = plain_settings(config)
         arguments = {**config, **changes}
         unknown = sorted({*config, *arguments} - set(known))
         if unknown:
@@ -392,7 +392,7 @@ def _with_channels(cfg: PretrainedCfg, channels: int) -> PretrainedCfg:
     return replace(cfg, input_size=size, mean=(mean,) * channels, std=(std,) * channels)
 
 
-def _plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :class:`InLineBackbone` in a config.json, also in one of transformers."""
     if 'transformers_version' not in config:
         return {name: value for name, value in config.items() if name not in _TRANSFORMERS_KEYS}

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +217,11 @@ class InLinePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise the parameters that were not loaded, as the plain model does."""
         if module is self:
-            values = dict(self.build().named_parameters())
-            for name, parameter in self.named_parameters():
-                # Keeps the parameters that transformers has marked as loaded.
-                init.copy_(parameter, values[name])
+            values = self.build().state_dict()
+            for name, tensor in chain(self.named_parameters(), self.named_buffers()):
+                # Keeps the tensors that transformers has marked as loaded.
+                if name in values:
+                    init.copy_(tensor, values[name])
 
 
 class InLineForImageClassification(InLinePreTrainedModel):

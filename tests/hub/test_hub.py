@@ -230,7 +230,7 @@ def test_backbone_weights_without_prefix_load(tmp_path: Path) -> None:
     [
         ({'name': 'inline_swim_tiny'}, "unknown backbone 'inline_swim_tiny': did you mean inline_swin_tiny"),
         ({'name': 'resnet50'}, 'unknown backbone'),
-        ({'pretrained': True}, 'pretrained=True: the package contains no weights'),
+        ({'pretrained': True}, 'pretrained=True: the package contains inline_pvt_micro; for inline'),
         ({'pretrained': 'gone.pth'}, "checkpoint 'gone.pth' does not exist"),
         ({'pretrained': 'gone.safetensors'}, "checkpoint 'gone.safetensors' does not exist"),
         ({'features_only': True, 'num_classes': 5}, 'num_classes 5: must be 0 with features_only'),

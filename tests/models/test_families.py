@@ -145,8 +145,8 @@ def test_mixers_can_differ_by_block(family: str) -> None:
     [
         ('InLineDeiT', {'out_type': 'mean'}, "out_type 'mean': choose one of featmap, cls_token"),
         ('InLineDeiT', {'out_indices': (5,)}, r'out_indices \(5,\)'),
-        ('InLineDeiT', {'arch': 'huge'}, "unknown arch 'huge': choose one of tiny, small, base"),
-        ('InLineSwin', {'arch': 'large'}, "unknown arch 'large': choose one of tiny, small, base"),
+        ('InLineDeiT', {'arch': 'huge'}, "unknown arch 'huge': choose one of micro, tiny, small, base"),
+        ('InLineSwin', {'arch': 'large'}, "unknown arch 'large': choose one of micro, tiny, small, base"),
         ('InLineSwin', {'mixers': {'type': 'InLine', 'window_size': 0}}, 'window_size 0: must be from 1'),
         (
             'InLineSwin',

@@ -249,7 +249,7 @@ def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path
     )  # fmt: skip
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stdout.count('already done') == 2
-    assert 'training' not in again.stdout
+    assert 'training, log in' not in again.stdout
     lines = read_csv(folder / 'results.csv')
     assert [(line['row'], line['seed']) for line in lines] == [('softmax', '0'), ('inline', '0')]
     for column in ('commit', 'hardware', 'versions', 'date', 'config_digest', 'data_digest'):

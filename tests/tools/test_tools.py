@@ -233,7 +233,7 @@ INVALID = {
     ),
     'unknown arch': (
         ['tools/train.py', CLASSIFIER, '{options}', 'model.backbone.arch=huge'],
-        "unknown arch 'huge': choose one of tiny, small, medium, large, or give a dict",
+        "unknown arch 'huge': choose one of nano, micro, tiny, small, medium, large, or give a dict",
     ),
     # The data folder is missing as well: the unknown key is reported first.
     'unknown key of the backbone': (
