@@ -278,10 +278,12 @@ def _is_certainly_wrong(name: str, old: Any, value: Any) -> bool:
     """Return whether `value` is certainly wrong for an argument whose value was `old`."""
     if value is None:
         return name not in MAY_BE_NONE and name not in ('init_cfg', 'mixers') and not isinstance(old, dict)
+    if name == 'arch' and value == 'tiny':
+        return False
     if isinstance(old, bool):
         return not isinstance(value, bool)
     if isinstance(value, bool | str | bytes | complex | set):
-        return not isinstance(old, str) or not isinstance(value, str) or name not in ('autocast', 'arch')
+        return not isinstance(old, str) or not isinstance(value, str) or name != 'autocast'
     if isinstance(old, int | float):
         if not isinstance(value, int | float):
             return not (name == 'img_size' and isinstance(value, list | tuple))
