@@ -15,7 +15,7 @@ from inline.checkpoints.official import FAMILIES
 from inline.checkpoints.pretrained_cfg import PretrainedCfg, parse_pretrained_cfg
 from inline.checkpoints.sources import locate_checkpoint
 from inline.engine.config import load_config
-from inline.hub.backbones import NAMES, InLineBackbone, check_sizes, plain_settings
+from inline.hub.backbones import NAMES, InLineBackbone, check_sizes, plain_settings, usual_pool
 from inline.hub.publish import backbone_arguments
 from inline.utils.arguments import check_arguments, parameters_of
 from inline.utils.errors import UserError
@@ -95,8 +95,7 @@ def _classifier_arguments(checkpoint: Checkpoint) -> dict[str, Any] | None:
     if listed is None:
         return None
     # mmpretrain's classifier pools in the family's own way.
-    usual = 'token' if listed['family'] == 'deit' else 'avg'
-    if listed.get('global_pool') not in (None, usual):
+    if listed.get('global_pool') not in (None, usual_pool(listed['family'])):
         return None
     try:
         check_arguments(listed, parameters_of(InLineBackbone), 'config.json')

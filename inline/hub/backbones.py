@@ -159,7 +159,7 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
             [self._describe_level(i) for i in range(built)],
             self.backbone.out_indices if features_only else range(built),
         )
-        self.global_pool = 'token' if family == 'deit' else 'avg'
+        self.global_pool = usual_pool(family)
         self.reset_classifier(num_classes, global_pool)
         values = {} if pretrained_cfg is None else pretrained_cfg
         self._pretrained_cfg = parse_pretrained_cfg(values, 'the model')
@@ -390,6 +390,11 @@ def _with_channels(cfg: PretrainedCfg, channels: int) -> PretrainedCfg:
     mean, std = (sum(numbers) / len(numbers) for numbers in (cfg.mean, cfg.std))
     size = (channels, *cfg.input_size[1:])
     return replace(cfg, input_size=size, mean=(mean,) * channels, std=(std,) * channels)
+
+
+def usual_pool(family: str) -> str:
+    """Return how a family pools: the class token of a DeiT, else the mean over all positions."""
+    return 'token' if family == 'deit' else 'avg'
 
 
 def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:

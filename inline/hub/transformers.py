@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from inline.checkpoints import read_checkpoint
 from inline.checkpoints.official import FAMILIES
 from inline.checkpoints.sources import WEIGHTS_NAME
-from inline.hub.backbones import MODEL_ARGUMENTS, MODEL_TYPE, check_sizes, create_backbone
+from inline.hub.backbones import MODEL_ARGUMENTS, MODEL_TYPE, check_sizes, create_backbone, usual_pool
 from inline.hub.backbones import InLineBackbone as PlainBackbone
 from inline.models.backbones.common import resolve_arch, resolve_img_size
 from inline.models.backbones.deit import ARCHS, DeiTArch
@@ -100,7 +100,7 @@ class InLineConfig(BackboneConfigMixin, PreTrainedConfig):
         check_sizes(arguments)
         # Keys of a config.json that the plain backbone wrote.
         kwargs.pop('features_only', None)
-        usual = 'token' if self.family == 'deit' else 'avg'
+        usual = usual_pool(self.family)
         if (pool := kwargs.pop('global_pool', None)) not in (None, '', usual):
             raise UserError(f'global_pool {pool!r}: the transformers classes of {self.family} use {usual!r}')
         if 'num_classes' in kwargs:

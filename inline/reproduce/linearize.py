@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config
 
 from inline.engine.config import load_config
-from inline.reproduce.runs import call, tool_command
+from inline.reproduce.runs import call, last_checkpoint, tool_command
 from inline.utils.atomic import make_folder
 from inline.utils.errors import UserError
 
@@ -64,7 +65,7 @@ class Linearization:
         return paths
 
     def run(self, processes: int = 1, flags: Sequence[str] = ()) -> Path:
-        """Run the phases, and test the student; return the folder with its checkpoints."""
+        """Run the phases; return the folder with the checkpoints of the student."""
         epochs = self.epochs or default_epochs(load_config(self.config))
         paths = self.write_configs()
         options = []
@@ -114,7 +115,8 @@ def count_stages(backbone: dict[str, Any]) -> int:
     from inline.openmmlab.backbones import MODELS
 
     options = {key: value for key, value in backbone.items() if key != 'init_cfg'}
-    return len(MODELS.build(options).stages)
+    with torch.device('meta'):
+        return len(MODELS.build(options).stages)
 
 
 def distiller_config(cfg: Config, student: Config, weights: str, matching: bool) -> Config:
@@ -141,8 +143,3 @@ def default_epochs(cfg: Config) -> int:
     if not epochs:
         raise UserError('the config counts iterations: give the length of the distillation with --epochs')
     return max(1, round(DEFAULT_SHARE * epochs))
-
-
-def last_checkpoint(folder: Path) -> str:
-    """Return the last checkpoint of a work directory."""
-    return (folder / 'last_checkpoint').read_text().strip()

@@ -190,12 +190,17 @@ class Run:
         return self._command('test', [self.config, checkpoint or self.last_checkpoint()], words)
 
     def last_checkpoint(self) -> Path:
-        return Path((self.folder / 'last_checkpoint').read_text().strip())
+        return last_checkpoint(self.folder)
 
     def _command(self, tool: str, positional: Sequence[Any], words: Sequence[Any]) -> list[str]:
         data_root = ['--data-root', self.data_root] if self.data_root is not None else []
         options = ['--cfg-options', *self.options] if self.options else []
         return tool_command(tool, positional, self.processes, [*words, *data_root, *options])
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """Return the last checkpoint that a training wrote to its work directory."""
+    return Path((folder / 'last_checkpoint').read_text().strip())
 
 
 def effective_config(config: Path, options: Sequence[str] = ()) -> Config:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
+from inline.engine.hooks.nonfinite import unwrap_model
 from inline.registry import HOOKS
 from inline.utils.errors import UserError
 
@@ -71,8 +71,7 @@ class CompileBackboneHook(Hook):
 
 def find_backbone(model: Any) -> nn.Module:
     """Return the backbone of a model of any toolbox, or of the student of a distiller."""
-    while is_model_wrapper(model):
-        model = model.module
+    model = unwrap_model(model)
     model = getattr(model, 'student', model)
     if not hasattr(model, 'backbone'):
         raise UserError(f'{type(model).__name__} has no backbone to compile')

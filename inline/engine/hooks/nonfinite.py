@@ -74,7 +74,7 @@ class NonFiniteLossHook(Hook):
         self.skip = skip
 
     def before_train(self, runner: Runner) -> None:
-        self._model = _unwrap(runner.model)
+        self._model = unwrap_model(runner.model)
         self._buffers = _BufferSnapshot(self._model)
         self._device = next(self._model.parameters()).device.type
         self._losses: Mapping[str, Any] = {}
@@ -229,7 +229,8 @@ def _full_weights(model: nn.Module, buffers: _BufferSnapshot) -> dict[str, Tenso
     return state
 
 
-def _unwrap(model: Any) -> BaseModel:
+def unwrap_model(model: Any) -> BaseModel:
+    """Return the model inside wrappers such as DistributedDataParallel."""
     while is_model_wrapper(model):
         model = model.module
     return model
