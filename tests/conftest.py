@@ -113,6 +113,16 @@ def forget_runs() -> Iterator[None]:
         classes += cls.__subclasses__()
 
 
+@pytest.fixture(autouse=True)
+def restore_environment() -> Iterator[None]:
+    """Restore the environment variables, such as the rank of a run that a test started in this process."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope='session')
 def digit_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a small set of digit scenes, once."""

@@ -70,9 +70,10 @@ def in_child(work: Callable[[], None], output: Path) -> int:
     child = os.fork()
     if child == 0:
         sys.stderr = output.open('w')
-        code = 0
+        code = 1
         try:
             work()
+            code = 0
         except BadDataError as error:
             print(error, file=sys.stderr, flush=True)
             code = 3
@@ -98,14 +99,17 @@ def test_process_that_cannot_be_interrupted_is_ended(tmp_path: Path, monkeypatch
     assert (tmp_path / 'errors').read_text().startswith("error: 'stuck.png' cannot be read: no answer within")
 
 
-def test_note_of_a_killed_data_worker_is_ignored(tmp_path: Path) -> None:
+def test_note_of_a_killed_data_worker_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
+        notes.open()
+        child = os.fork()
+        if child == 0:
+            notes.begin('killed.png')
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        # The watch starts after the worker's death, however long the kernel takes to end the process.
+        monkeypatch.setattr(notes, 'open', lambda: None)
         with watch_reads(config(0.1)):
-            child = os.fork()
-            if child == 0:
-                notes.begin('killed.png')
-                os.kill(os.getpid(), signal.SIGKILL)
-            os.waitpid(child, 0)
             assert list(notes.current().values()) == ['killed.png']
             notes.begin('read.png')
             notes.end()
