@@ -7,6 +7,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from inline.reproduce.ablation_runs import Cost, Outcome, latest_outcomes, read_costs, read_outcomes
 from inline.reproduce.ablations import Ablation
@@ -253,26 +255,49 @@ def draw_speed_accuracy(summaries: Sequence[Summary], title: str, out: Path) -> 
     """Draw accuracy against time per image, for rows with both; the marker shows a convolution."""
     figure = Figure(figsize=(7.5, 5), layout='constrained')
     axes = figure.add_subplot()
+    labels = []
     for summary in summaries:
         if summary.cost is None or not summary.outcomes:
             continue
         color = CHART_COLORS[0] if summary.row == 'inline' else '#555555'
         spread = statistics.stdev(summary.accuracies) if len(summary.outcomes) > 1 else None
         point = (summary.cost.milliseconds, summary.mean)
-        axes.errorbar(*point, yerr=spread, fmt=_MARKERS[summary.cost.convolution], color=color, capsize=3)
-        axes.annotate(
-            summary.title, point, xytext=(6, 4), textcoords='offset points', color=color, fontsize=9
+        axes.errorbar(
+            *point,
+            yerr=spread,
+            fmt=_MARKERS[summary.cost.convolution],
+            color=color,
+            capsize=2,
+            elinewidth=0.8,
+        )
+        labels.append(
+            axes.annotate(summary.title, point, (7, -3), textcoords='offset points', color=color, fontsize=9)
         )
     for convolution, marker in _MARKERS.items():
         label = {'no': 'no convolution', 'yes': 'convolution', 'predicted': 'predicted convolution'}[
             convolution
         ]
         axes.plot([], [], marker, color='#555555', label=label)
-    # Leave space for the names to the right of the points.
-    axes.set_xlim(0, 1.25 * max((s.cost.milliseconds for s in summaries if s.cost and s.outcomes), default=1))
+    # Space for the names next to the outer points.
+    axes.margins(x=0.3)
     axes.set(xlabel='inference, ms per image', ylabel='top-1 accuracy (%)')
     figure.legend(loc='outside lower center', ncols=len(_MARKERS), frameon=False, fontsize=9)
+    _separate_labels(figure, labels)
     _finish(figure, axes, title, out)
+
+
+def _separate_labels(figure: Figure, labels: Sequence[Annotation]) -> None:
+    """Place every label next to its point, at the first position where it covers no point or other label."""
+    figure.draw_without_rendering()
+    points = [label.axes.transData.transform(label.xy) for label in labels if label.axes]
+    occupied = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in points]
+    positions = [(7 * side, shift - 3) for shift in (0, 10, -10, 20, -20, 30, -30) for side in (1, -1)]
+    for label in labels:
+        for x, y in positions:
+            label.set(position=(x, y), horizontalalignment='left' if x > 0 else 'right')
+            if not any(label.get_window_extent().overlaps(other) for other in occupied):
+                break
+        occupied.append(label.get_window_extent())
 
 
 def _finish(figure: Figure, axes: Axes, title: str, out: Path) -> None:
