@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from inline.engine.config import check_component, check_config, load_config
+from inline.engine.config import check_config, load_config
+from inline.engine.config_components import check_inline_component
 from inline.utils.errors import UserError
 from tests.conftest import ROOT
 from tests.fuzz import PYRAMID, Mutant, base_configs, mutants, run_config_mutants
@@ -51,7 +52,7 @@ def test_unmutated_configs_run(config: dict[str, Any]) -> None:
 @given(mutants())
 def test_a_mutated_backbone_runs_or_is_rejected_in_one_line(mutant: Mutant) -> None:
     try:
-        check_component(mutant.config)
+        check_inline_component(mutant.config)
     except UserError as error:
         message = str(error)
         assert '\n' not in message
@@ -125,21 +126,21 @@ FOUND: dict[str, tuple[dict[str, Any], str]] = {
 def test_found_errors_are_reported(name: str) -> None:
     options, message = FOUND[name]
     with pytest.raises(UserError, match=message):
-        check_component({'type': 'inline.InLinePVT', 'arch': PYRAMID, 'img_size': 32, **options})
+        check_inline_component({'type': 'inline.InLinePVT', 'arch': PYRAMID, 'img_size': 32, **options})
 
 
 def test_out_indices_that_coincide_are_reported_as_written() -> None:
     config = {'type': 'inline.InLineDeiT', 'arch': {'embed_dims': 16, 'depth': 1, 'num_heads': 2}}
     with pytest.raises(UserError, match=r'out_indices \(0, -1\): must be increasing blocks out of -1..0'):
-        check_component({**config, 'out_indices': [0, -1]})
+        check_inline_component({**config, 'out_indices': [0, -1]})
 
 
 def test_mixers_on_reduced_maps_do_not_support_a_class_token() -> None:
     """The error comes when the model is built, not with the first image."""
     for mixer in ({'type': 'InLine', 'window_size': 2}, {'type': 'Softmax', 'sr_ratio': 2}):
         with pytest.raises(UserError, match='do not support a class token'):
-            check_component({'type': 'inline.InLineDeiT', 'mixers': mixer})
+            check_inline_component({'type': 'inline.InLineDeiT', 'mixers': mixer})
     with pytest.raises(UserError, match='mixers has 0 entries'):
-        check_component({'type': 'inline.InLineDeiT', 'mixers': []})
+        check_inline_component({'type': 'inline.InLineDeiT', 'mixers': []})
     with pytest.raises(UserError, match=r'out_indices \(-13,\): must be increasing blocks out of -12\.\.11'):
-        check_component({'type': 'inline.InLineDeiT', 'out_indices': [-13]})
+        check_inline_component({'type': 'inline.InLineDeiT', 'out_indices': [-13]})

@@ -1,14 +1,16 @@
 # Small enough for a laptop: the micro backbone, images within 320×240.
 _base_ = [
-    'mmdet::_base_/models/retinanet_r50_fpn.py',
+    '../_base_/digits/retinanet.py',
     '../_base_/finetune/coco-format.py',
     '../_base_/finetune/micro.py',
 ]
-norm_cfg = dict(type='GN', num_groups=8)
+# Levels and anchors as in RetinaNet for COCO.
 model = dict(
     backbone=dict(_delete_=True, **_base_.backbone, out_indices=(1, 2, 3)),
-    neck=dict(in_channels=[64, 128, 192], out_channels=64, start_level=0, norm_cfg=norm_cfg),
-    bbox_head=dict(in_channels=64, feat_channels=64, stacked_convs=2, norm_cfg=norm_cfg),
+    neck=dict(num_outs=5),
+    bbox_head=dict(
+        type='RetinaHead', anchor_generator=dict(octave_base_scale=4, strides=[8, 16, 32, 64, 128])
+    ),
 )
 train_pipeline = _base_.train_pipeline
 train_pipeline[2].scale = (320, 240)

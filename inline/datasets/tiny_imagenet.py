@@ -73,13 +73,27 @@ def read_split(data_root: str | Path, split: str) -> list[Sample]:
         path = join_path(root, 'val', 'val_annotations.txt')
         return [
             Sample(join_path(root, 'val', 'images', name), _label(label_of, wnid, path, number), box)
-            for number, name, (wnid,), box in _read_boxes(path, fields=1)
+            for number, name, (wnid,), box in read_boxes(path, fields=1)
         ]
     return [
         Sample(join_path(root, 'train', wnid, 'images', name), label, box)
         for wnid, label in label_of.items()
-        for _, name, _, box in _read_boxes(join_path(root, 'train', wnid, f'{wnid}_boxes.txt'), fields=0)
+        for _, name, _, box in read_boxes(join_path(root, 'train', wnid, f'{wnid}_boxes.txt'), fields=0)
     ]
+
+
+def read_boxes(path: str, fields: int) -> list[tuple[int, str, list[str], tuple[int, int, int, int]]]:
+    """Return line number, image name, more fields and box of every line of a tab-separated file."""
+    rows = []
+    for number, line in _read_lines(path):
+        name, *words = line.split('\t')
+        more, corners = words[:fields], words[fields:]
+        if len(corners) != 4 or not all(corner.isdecimal() for corner in corners):
+            raise UserError(f'{path}, line {number}: {line!r} must end with four integers separated by tabs')
+        x1, y1, x2, y2 = (int(corner) for corner in corners)
+        # The last row and column of the box are inclusive in the file: 0 0 63 63 is the whole image.
+        rows.append((number, name, more, (x1, y1, x2 + 1, y2 + 1)))
+    return rows
 
 
 @DATASETS.register_module()
@@ -111,20 +125,6 @@ def _label(label_of: dict[str, int], wnid: str, path: str, number: int) -> int:
     if wnid not in label_of:
         raise UserError(f'{path}, line {number}: class {wnid!r} is not in wnids.txt')
     return label_of[wnid]
-
-
-def _read_boxes(path: str, fields: int) -> list[tuple[int, str, list[str], tuple[int, int, int, int]]]:
-    """Return line number, image name, more fields and box of every line of a tab-separated file."""
-    rows = []
-    for number, line in _read_lines(path):
-        name, *words = line.split('\t')
-        more, corners = words[:fields], words[fields:]
-        if len(corners) != 4 or not all(corner.isdecimal() for corner in corners):
-            raise UserError(f'{path}, line {number}: {line!r} must end with four integers separated by tabs')
-        x1, y1, x2, y2 = (int(corner) for corner in corners)
-        # The last row and column of the box are inclusive in the file: 0 0 63 63 is the whole image.
-        rows.append((number, name, more, (x1, y1, x2 + 1, y2 + 1)))
-    return rows
 
 
 def _read_lines(path: str) -> list[tuple[int, str]]:

@@ -7,28 +7,27 @@
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from mmengine.config import Config
-from mmengine.model import BaseModel
-from mmengine.registry import Registry
+from mmengine.config import Config, ConfigDict
 from mmengine.runner import Runner
-from mmengine.utils import get_object_from_string
 from torch.utils.data import DataLoader
 
-from inline import registry as registries
-from inline.engine.config_components import check_components
+from inline.engine.config_components import (
+    TOOLBOXES,
+    check_channels,
+    check_components,
+    check_inline_component,
+    resolve_inline_type,
+)
 from inline.engine.config_files import find_config_path
 from inline.models.backbones.common import resolve_arch
 from inline.models.backbones.deit import ARCHS, DeiTArch
-from inline.utils.arguments import check_names, check_range, check_type, format_value, hint, parameters_of
+from inline.utils.arguments import check_names, check_range, check_type, format_value, hint
 from inline.utils.errors import UserError
-from inline.utils.nested import walk_dicts
+from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
 
-TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 _SCOPE = 'inline.'
 
 # Names that earlier versions wrote into configs, and their current names.
@@ -108,9 +107,18 @@ _PARAMWISE = {
     'flat_decay_mult': float | None,
     'custom_keys': dict[str, _Dict],
 }
-# Arguments that must be at least 1, whatever the toolbox annotates.
-_COUNTS = ('num_classes', 'in_channels', 'feat_channels')
-_PLAIN_TYPES = (bool, int, float, str)
+_LOOPS = {
+    'EpochBasedTrainLoop': 'inline.ResumableEpochTrainLoop',
+    'IterBasedTrainLoop': 'inline.ResumableIterTrainLoop',
+}
+_CHECKPOINT_HOOK = 'inline.AtomicCheckpointHook'
+# Names in `default_hooks`, and types.
+_HOOKS = {
+    'data_validation': 'inline.DataValidationHook',
+    'nonfinite_loss': 'inline.NonFiniteLossHook',
+    'preemption': 'inline.PreemptionHook',
+    'summary': 'inline.SummaryHook',
+}
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
@@ -228,13 +236,17 @@ def check_config(cfg: Config) -> None:
     if 'randomness' in cfg:
         _check_randomness(cfg.randomness)
     _check_optim_wrapper(cfg.get('optim_wrapper') or {})
+    backbone = None
     # Inner components first: their errors are more precise.
     for key, node in reversed(list(walk_dicts(cfg._cfg_dict))):
         if isinstance(node.get('type'), str) and node['type'].startswith(_SCOPE):
             try:
-                check_component(node)
+                module = check_inline_component(node)
             except UserError as error:
                 raise UserError(f'{key.removeprefix(".")}: {error}') from error
+            backbone = module if key == '.model.backbone' else backbone
+    if backbone is not None:
+        check_channels(cfg.model, backbone)
     check_components(cfg)
 
 
@@ -246,30 +258,75 @@ def check_phases(cfg: Config, needed: str) -> None:
             raise UserError(f'the config has no {missing[0]}: {", ".join(names)} belong together')
 
 
-def check_component(node: Mapping[Any, Any]) -> None:
-    """Check the arguments of a dict whose type is a class of this package."""
-    component = _resolve_type(node['type'])
-    if not isinstance(component, type):
-        return
-    arguments = {name: value for name, value in node.items() if name not in ('type', '_scope_')}
-    known = parameters_of(component)
-    check_names(arguments, known, 'argument', component.__name__)
-    if not issubclass(component, torch.nn.Module):
-        return
-    # A whole model builds its parts in the scope of the toolbox, which is not set yet.
-    is_whole_model = issubclass(component, BaseModel)
-    if is_whole_model or any(base.__module__.split('.')[0] in TOOLBOXES for base in component.__mro__):
-        _check_toolbox_subclass(component, arguments, known)
-    else:
-        _check_backbone(component, arguments)
-
-
 def check_paramwise(settings: Mapping[str, Any]) -> None:
     """Check ``paramwise_cfg`` of :class:`inline.engine.layer_decay.LayerDecayConstructor`."""
     _check_keys(settings, _PARAMWISE, 'paramwise_cfg')
     rate = settings.get('layer_decay_rate', 1)
     if not 0 < rate <= 1:
         raise UserError(f'layer_decay_rate {rate} of paramwise_cfg: must be above 0 and at most 1')
+
+
+def use_inline_components(cfg: Config) -> None:
+    """Replace the loops, hooks and image loaders of MMEngine and the toolboxes by ours, in the config.
+
+    Configs based on ``configs/_base_/runtime/`` name ours already, except in what they inherit from a
+    toolbox. The settings ``data_validation`` and ``skip_nonfinite`` of a config are passed on to the
+    components that they configure. Loops, hooks and transforms of other packages are kept. This function is
+    idempotent.
+    """
+    _use_resumable_loop(cfg)
+    _use_hooks(cfg)
+    _use_image_loaders(cfg)
+
+
+def _use_resumable_loop(cfg: Config) -> None:
+    train_cfg = cfg.get('train_cfg')
+    if train_cfg is None:
+        return
+    if 'by_epoch' in train_cfg:
+        train_cfg['type'] = 'EpochBasedTrainLoop' if train_cfg.pop('by_epoch') else 'IterBasedTrainLoop'
+    train_cfg['type'] = _LOOPS.get(_class_name(train_cfg), train_cfg.get('type'))
+
+
+def _use_hooks(cfg: Config) -> None:
+    hooks = cfg.setdefault('default_hooks', ConfigDict())
+    hooks.setdefault('checkpoint', ConfigDict(type=_CHECKPOINT_HOOK, interval=1))
+    named = [hook for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ())) if isinstance(hook, dict)]
+    for hook in named:
+        if hook.get('type') in ('CheckpointHook', 'mmengine.CheckpointHook'):
+            hook['type'] = _CHECKPOINT_HOOK
+    for name, hook_type in _HOOKS.items():
+        if not any(hook.get('type') == hook_type for hook in named):
+            hooks[name] = ConfigDict(type=hook_type)
+            named.append(hooks[name])
+    settings = {
+        'inline.NonFiniteLossHook': {'skip': cfg.get('skip_nonfinite')},
+        'inline.DataValidationHook': {'max_skipped': (cfg.get('data_validation') or {}).get('max_skipped')},
+    }
+    for hook in named:
+        for key, value in settings.get(str(hook.get('type')), {}).items():
+            if value is not None:
+                hook[key] = value
+
+
+def _use_image_loaders(cfg: Config) -> None:
+    max_pixels = (cfg.get('data_validation') or {}).get('max_pixels')
+    settings = {} if max_pixels is None else {'max_pixels': max_pixels}
+    datasets = [one for name in DATALOADERS for one in leaf_datasets((cfg.get(name) or {}).get('dataset'))]
+    pipelines = [cfg.get('tta_pipeline'), *(dataset.get('pipeline') for dataset in datasets)]
+    for _, step in walk_dicts(pipelines):
+        if _class_name(step) in ('LoadImageFromFile', 'LoadImage'):
+            step.pop('file_client_args', None)
+            step.update(type='inline.LoadImage', **settings)
+        elif _class_name(step) in ('LoadAnnotations', 'LoadLabelMap') and cfg.default_scope == 'mmseg':
+            step.pop('imdecode_backend', None)
+            step.update(type='inline.LoadLabelMap', num_classes=max_num_classes(cfg.model), **settings)
+
+
+def _class_name(node: dict[str, Any]) -> str:
+    """Return the class that `node` is built as, without its scope or module."""
+    component = node.get('type')
+    return str(getattr(component, '__name__', component)).rpartition('.')[2]
 
 
 def _current_key(key: str) -> str:
@@ -301,7 +358,7 @@ def _check_dataloader(name: str, loader: Mapping[str, Any]) -> None:
 def _check_optim_wrapper(wrapper: Mapping[str, Any]) -> None:
     constructor = wrapper.get('constructor', '')
     if isinstance(constructor, str) and constructor.startswith(_SCOPE):
-        _resolve_type(constructor)
+        resolve_inline_type(constructor)
         paramwise = wrapper.get('paramwise_cfg')
         check_type('optim_wrapper.paramwise_cfg', paramwise, _Dict | None)
         check_paramwise(paramwise or {})
@@ -319,48 +376,3 @@ def _check_randomness(settings: Mapping[str, Any]) -> None:
         raise UserError('randomness lacks seed: it must be an integer, or None for a random one')
     if settings['seed'] is not None:
         check_range('randomness.seed', settings['seed'], 0, 2**32 - 1)
-
-
-def _check_toolbox_subclass(
-    component: type[torch.nn.Module], arguments: Mapping[str, Any], known: Mapping[str, Any]
-) -> None:
-    """Check the types of arguments of a toolbox's class, from its annotations or default values."""
-    parameters = inspect.signature(component).parameters
-    for name, value in arguments.items():
-        default = type(parameters[name].default) if name in parameters else None
-        expected = int if name in _COUNTS else known[name] if known[name] in _PLAIN_TYPES else default
-        if expected in _PLAIN_TYPES:
-            check_type(name, value, expected, component.__name__)
-        if name in _COUNTS:
-            check_range(name, value, 1, 2**20)
-
-
-def _check_backbone(component: type[torch.nn.Module], arguments: Mapping[str, Any]) -> None:
-    """Build the backbone without memory, so that its constructor checks the arguments."""
-    with torch.device('meta'):
-        model = component(**arguments)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    if size > memory:
-        raise UserError(
-            f'arch {format_value(arguments.get("arch"))} of {component.__name__} has {size / 2**30:,.0f} GiB '
-            f'of parameters: this machine has {memory / 2**30:,.0f}'
-        )
-
-
-@cache
-def _resolve_type(name: str) -> Any:
-    """Return the class or function of a ``type='inline.…'``: a registered name or a full import path."""
-    if '.' in name.removeprefix(_SCOPE):
-        found = get_object_from_string(name)
-        if found is None:
-            raise UserError(f'unknown type {name!r}: the package has nothing with this name')
-        return found
-    own = [one for one in vars(registries).values() if isinstance(one, Registry) and one.scope == 'inline']
-    for registry in own:
-        found = registry.get(name.removeprefix(_SCOPE))
-        if found is not None:
-            return found
-    names = {key for registry in own for key in registry.module_dict} | registries.LAZY_MODULES.keys()
-    known = sorted(f'{_SCOPE}{key}' for key in names)
-    raise UserError(f'unknown type {name!r}: choose one of {", ".join(known)}{hint(name, known)}')

@@ -8,7 +8,9 @@ constructors, before any data is read.
 import inspect
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -16,8 +18,11 @@ import torch
 from mmengine import registry as registries
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
+from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope, Registry
+from mmengine.utils import get_object_from_string
 
+from inline import registry as inline_registries
 from inline.utils.arguments import check_names, check_range, check_type, format_value, hint, parameters_of
 from inline.utils.errors import UserError
 from inline.utils.nested import walk_dicts
@@ -36,6 +41,13 @@ _COUNTS = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'accumulative
 # Options of optimizers that are negative only by mistake.
 _NOT_NEGATIVE = ('lr', 'weight_decay', 'momentum', 'eps')
 _MAX_SHOWN = 12
+TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
+_SCOPE = 'inline.'
+# Arguments that must be at least 1, whatever the toolbox annotates.
+_SIZES = ('num_classes', 'in_channels', 'feat_channels')
+_PLAIN_TYPES = (bool, int, float, str)
+# Necks that take every feature map of the backbone, with the list of their channels as `in_channels`.
+_NECKS = ('FPN', 'PAFPN', 'ChannelMapper', 'MultiLevelNeck')
 
 
 def check_components(cfg: Config) -> None:
@@ -96,6 +108,63 @@ def check_component(
             if isinstance(value, str) and not _accepts_text(parameters.get(name)):
                 check_type(name, value, parameters[name], owner)
     return parameters
+
+
+def check_inline_component(node: Mapping[Any, Any]) -> torch.nn.Module | None:
+    """Check the arguments of a dict whose type is a class of this package.
+
+    Returns:
+        The module without memory if it is a backbone, otherwise None.
+    """
+    component = resolve_inline_type(node['type'])
+    if not isinstance(component, type):
+        return None
+    arguments = {name: value for name, value in node.items() if name not in ('type', '_scope_')}
+    known = parameters_of(component)
+    check_names(arguments, known, 'argument', component.__name__)
+    if not issubclass(component, torch.nn.Module):
+        return None
+    # A whole model builds its parts in the scope of the toolbox, which is not set yet.
+    is_whole_model = issubclass(component, BaseModel)
+    if is_whole_model or any(base.__module__.split('.')[0] in TOOLBOXES for base in component.__mro__):
+        _check_toolbox_subclass(component, arguments, known)
+        return None
+    return _check_backbone(component, arguments)
+
+
+def check_channels(model: Mapping[str, Any], backbone: torch.nn.Module) -> None:
+    """Check ``in_channels`` of the neck, or of the heads if they follow the backbone.
+
+    Args:
+        model: Config of a classifier, detector or segmentor.
+        backbone: One of ours, as built from the config.
+    """
+    channels = [backbone.dims[i] for i in backbone.out_indices]
+    neck = model.get('neck')
+    if isinstance(neck, dict) and neck.get('type') in _NECKS:
+        _check_in_channels('model.neck', neck, channels)
+    if neck is None or (isinstance(neck, dict) and neck.get('type') == 'GlobalAveragePooling'):
+        for name in ('head', 'decode_head', 'auxiliary_head'):
+            for key, head in _nodes(model.get(name), f'model.{name}'):
+                if head.get('type') == 'LinearClsHead':
+                    _check_in_channels(key, head, channels[-1])
+                elif 'in_index' in head:
+                    _check_in_channels(key, head, _select(channels, head['in_index'], key))
+
+
+def _select(channels: Sequence[int], index: Any, key: str) -> Any:
+    """Return the channels of the feature maps that a head of mmseg uses."""
+    if isinstance(index, list | tuple):
+        return [_select(channels, one, key) for one in index]
+    check_type(f'{key}.in_index', index, int)
+    check_range(f'{key}.in_index', index, -len(channels), len(channels) - 1)
+    return channels[index]
+
+
+def _check_in_channels(key: str, node: _Node, expected: Any) -> None:
+    given = node.get('in_channels')
+    if given is not None and (list(given) if isinstance(given, tuple) else given) != expected:
+        raise UserError(f'{key}.in_channels {format_value(given)}: the backbone returns {expected} channels')
 
 
 def constructor_parameters(component: Any) -> dict[str, Any]:
@@ -257,3 +326,51 @@ def _names(registry: Registry) -> list[str]:
             scoped = scoped.parent
     own = registry._search_child('inline')
     return sorted(names | {f'inline.{name}' for name in (own.module_dict if own is not None else ())})
+
+
+def _check_toolbox_subclass(
+    component: type[torch.nn.Module], arguments: Mapping[str, Any], known: Mapping[str, Any]
+) -> None:
+    """Check the types of arguments of a toolbox's class, from its annotations or default values."""
+    parameters = inspect.signature(component).parameters
+    for name, value in arguments.items():
+        default = type(parameters[name].default) if name in parameters else None
+        expected = int if name in _SIZES else known[name] if known[name] in _PLAIN_TYPES else default
+        if expected in _PLAIN_TYPES:
+            check_type(name, value, expected, component.__name__)
+        if name in _SIZES:
+            check_range(name, value, 1, 2**20)
+
+
+def _check_backbone(component: type[torch.nn.Module], arguments: Mapping[str, Any]) -> torch.nn.Module:
+    """Build the backbone without memory, so that its constructor checks the arguments."""
+    with torch.device('meta'):
+        model = component(**arguments)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if size > memory:
+        raise UserError(
+            f'arch {format_value(arguments.get("arch"))} of {component.__name__} has {size / 2**30:,.0f} GiB '
+            f'of parameters: this machine has {memory / 2**30:,.0f}'
+        )
+    return model
+
+
+@cache
+def resolve_inline_type(name: str) -> Any:
+    """Return the class or function of a ``type='inline.…'``: a registered name or a full import path."""
+    if '.' in name.removeprefix(_SCOPE):
+        found = get_object_from_string(name)
+        if found is None:
+            raise UserError(f'unknown type {name!r}: the package has nothing with this name')
+        return found
+    own = [
+        one for one in vars(inline_registries).values() if isinstance(one, Registry) and one.scope == 'inline'
+    ]
+    for registry in own:
+        found = registry.get(name.removeprefix(_SCOPE))
+        if found is not None:
+            return found
+    names = {key for registry in own for key in registry.module_dict} | inline_registries.LAZY_MODULES.keys()
+    known = sorted(f'{_SCOPE}{key}' for key in names)
+    raise UserError(f'unknown type {name!r}: choose one of {", ".join(known)}{hint(name, known)}')

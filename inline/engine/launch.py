@@ -2,10 +2,11 @@
 
 The files that a training runs through before the first image is loaded, in this order:
 
-1. ``commands/train.py`` parses the flags, which ``engine/flags.py`` (2) defines for several tools.
-3. ``openmmlab/patches.py``: patches of third-party packages; our components in an inherited config.
+1. ``tools/train.py``, or the command ``inline``, calls
+2. ``commands/main.py``, which selects the subcommand.
+3. ``commands/train.py`` parses the flags and applies the patches of third-party packages.
 4. ``engine/launch.py``, this file: :func:`train` calls the steps below.
-5. ``engine/config.py`` finds, reads and checks the config.
+5. ``engine/config.py`` reads and checks the config, and replaces inherited loops, hooks and image loaders.
 6. ``engine/distributed/setup.py`` adapts it to the hardware and joins the process group.
 7. ``datasets/validation/checks.py`` checks the paths and annotations.
 8. ``engine/resume.py`` chooses the checkpoint to start from.
@@ -46,7 +47,7 @@ from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
 from inline.datasets.read_watch import watch_reads
 from inline.datasets.validation.checks import CheckCache, check_paths, validate_datasets
-from inline.engine.config import check_config, check_phases, load_config, set_data_root
+from inline.engine.config import check_config, check_phases, load_config, set_data_root, use_inline_components
 from inline.engine.distributed.setup import adapt_to_hardware, join_process_group, leave_process_group
 from inline.engine.hooks.full_disk import handle_full_disk
 from inline.engine.resume import check_resumable, choose_start
@@ -59,7 +60,6 @@ from inline.openmmlab.patches import (
     keep_batch_augments_uncompiled,
     provide_wandb_join,
     silence_pycocotools,
-    use_inline_components,
 )
 from inline.utils.atomic import check_links, make_folder
 from inline.utils.errors import UserError

@@ -1,4 +1,4 @@
-"""Every patch of a third-party package, and the replacement of components in inherited toolbox configs.
+"""Every patch of a third-party package.
 
 Each patch is one function. Its docstring gives the reason and the condition under which it can be removed.
 :func:`apply_patches` must run before a toolbox is imported or a config is read. The entry points of training
@@ -13,32 +13,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from inline.utils.errors import UserError
-from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
 from inline.utils.torchvision import import_torchvision_without_operators
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
-
-_LOOPS = {
-    'EpochBasedTrainLoop': 'inline.ResumableEpochTrainLoop',
-    'IterBasedTrainLoop': 'inline.ResumableIterTrainLoop',
-}
-_CHECKPOINT_HOOK = 'inline.AtomicCheckpointHook'
-# Names in `default_hooks`, and types.
-_HOOKS = {
-    'data_validation': 'inline.DataValidationHook',
-    'nonfinite_loss': 'inline.NonFiniteLossHook',
-    'preemption': 'inline.PreemptionHook',
-    'summary': 'inline.SummaryHook',
-}
-_DATALOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
 
 def apply_patches() -> None:
@@ -59,71 +39,6 @@ def apply_training_patches() -> None:
     report_empty_datasets()
     renumber_annotation_zero()
     silence_library_warnings()
-
-
-def use_inline_components(cfg: 'Config') -> None:
-    """Replace the loops, hooks and image loaders of MMEngine and the toolboxes by ours, in the config.
-
-    Configs based on ``configs/_base_/runtime/`` name ours already, except in what they inherit from a
-    toolbox. The settings ``data_validation`` and ``skip_nonfinite`` of a config are passed on to the
-    components that they configure. Loops, hooks and transforms of other packages are kept. This function is
-    idempotent.
-    """
-    _use_resumable_loop(cfg)
-    _use_hooks(cfg)
-    _use_image_loaders(cfg)
-
-
-def _use_resumable_loop(cfg: 'Config') -> None:
-    train_cfg = cfg.get('train_cfg')
-    if train_cfg is None:
-        return
-    if 'by_epoch' in train_cfg:
-        train_cfg['type'] = 'EpochBasedTrainLoop' if train_cfg.pop('by_epoch') else 'IterBasedTrainLoop'
-    train_cfg['type'] = _LOOPS.get(_class_name(train_cfg), train_cfg.get('type'))
-
-
-def _use_hooks(cfg: 'Config') -> None:
-    from mmengine.config import ConfigDict
-
-    hooks = cfg.setdefault('default_hooks', ConfigDict())
-    hooks.setdefault('checkpoint', ConfigDict(type=_CHECKPOINT_HOOK, interval=1))
-    named = [hook for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ())) if isinstance(hook, dict)]
-    for hook in named:
-        if hook.get('type') in ('CheckpointHook', 'mmengine.CheckpointHook'):
-            hook['type'] = _CHECKPOINT_HOOK
-    for name, hook_type in _HOOKS.items():
-        if not any(hook.get('type') == hook_type for hook in named):
-            hooks[name] = ConfigDict(type=hook_type)
-            named.append(hooks[name])
-    settings = {
-        'inline.NonFiniteLossHook': {'skip': cfg.get('skip_nonfinite')},
-        'inline.DataValidationHook': {'max_skipped': (cfg.get('data_validation') or {}).get('max_skipped')},
-    }
-    for hook in named:
-        for key, value in settings.get(str(hook.get('type')), {}).items():
-            if value is not None:
-                hook[key] = value
-
-
-def _use_image_loaders(cfg: 'Config') -> None:
-    max_pixels = (cfg.get('data_validation') or {}).get('max_pixels')
-    settings = {} if max_pixels is None else {'max_pixels': max_pixels}
-    datasets = [one for name in _DATALOADERS for one in leaf_datasets((cfg.get(name) or {}).get('dataset'))]
-    pipelines = [cfg.get('tta_pipeline'), *(dataset.get('pipeline') for dataset in datasets)]
-    for _, step in walk_dicts(pipelines):
-        if _class_name(step) in ('LoadImageFromFile', 'LoadImage'):
-            step.pop('file_client_args', None)
-            step.update(type='inline.LoadImage', **settings)
-        elif _class_name(step) in ('LoadAnnotations', 'LoadLabelMap') and cfg.default_scope == 'mmseg':
-            step.pop('imdecode_backend', None)
-            step.update(type='inline.LoadLabelMap', num_classes=max_num_classes(cfg.model), **settings)
-
-
-def _class_name(node: dict[str, Any]) -> str:
-    """Return the class that `node` is built as, without its scope or module."""
-    component = node.get('type')
-    return str(getattr(component, '__name__', component)).rpartition('.')[2]
 
 
 def import_yapf_without_cache() -> None:
@@ -424,13 +339,17 @@ def provide_wandb_join() -> None:
         wandb.join = wandb.finish
 
 
-def collect_results_in_memory() -> None:
+def collect_results_in_memory(gather: Callable[[list[Any], int], list[Any] | None]) -> None:
     """Gather the results of a distributed test with collectives, and write the metrics on rank 0 only.
 
     Reason: MMEngine exchanges results through a folder in the current directory, which must be shared
     between machines and writable, and leaves the folder behind. Every rank then writes the metrics to the
     same JSON file. Remove when ``collect_results_cpu`` gathers with collectives and
     ``LoggerHook.after_test_epoch`` writes on the main process only.
+
+    Args:
+        gather: Takes the results of this rank and the number of samples. Returns all results on rank 0 and
+            None on the others.
     """
     from mmengine.dist import dist, master_only
     from mmengine.hooks import LoggerHook
@@ -443,41 +362,10 @@ def collect_results_in_memory() -> None:
         # A metric that names a folder (`collect_dir`) exchanges results through files in it.
         if tmpdir is not None:
             return collect_through_files(result_part, size, tmpdir)
-        return gather_results(result_part, size)
+        return gather(result_part, size)
 
     dist.collect_results_cpu = collect
     LoggerHook.after_test_epoch = master_only(LoggerHook.after_test_epoch)
-
-
-def gather_results(results: list[Any], size: int) -> list[Any] | None:
-    """Gather the results of all ranks on rank 0, in the order of the dataset; return None on other ranks.
-
-    Samples are distributed round-robin. A sampler that pads the shards to the same length repeats samples
-    at the end; these are dropped.
-
-    Args:
-        results: Results of this rank.
-        size: Number of samples in the dataset.
-    """
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return results[:size]
-    shards: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(results, shards, group=_cpu_group())
-    if shards is None:
-        return None
-    padding = object()
-    in_order = chain.from_iterable(zip_longest(*shards, fillvalue=padding))
-    return [result for result in in_order if result is not padding][:size]
-
-
-@cache
-def _cpu_group() -> Any:
-    """Return a gloo group: results then need no GPU memory."""
-    import torch.distributed as dist
-
-    return None if dist.get_backend() == 'gloo' else dist.new_group(backend='gloo')
 
 
 def refuse_gradio_downloads() -> None:

@@ -11,9 +11,9 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 from torch import Tensor
 
-from inline.engine.config import load_config, set_data_root
+from inline.engine.config import load_config, set_data_root, use_inline_components
 from inline.engine.launch import build_runner
-from inline.openmmlab.patches import use_inline_components, write_files_atomically
+from inline.openmmlab.patches import write_files_atomically
 from tests.conftest import ROOT
 from tests.engine.distributed.ranks import launcher, world_size
 

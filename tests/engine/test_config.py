@@ -25,6 +25,7 @@ from tests.conftest import ROOT
 CLASSIFIER = ROOT / 'configs' / 'digits' / 'inline-pvt-micro_digits.py'
 DETECTOR = ROOT / 'configs' / 'digits' / 'retinanet_inline-pvt-micro_digits.py'
 SEGMENTER = ROOT / 'configs' / 'digits' / 'semantic-fpn_inline-pvt-micro_digits.py'
+UPERNET = ROOT / 'configs' / 'digits' / 'upernet_inline-pvt-micro_digits.py'
 IMAGENET = ROOT / 'configs' / 'inline_pvt' / 'inline-pvt-tiny_8xb128_in1k.py'
 # One config of each folder: the others differ from it in numbers.
 LEAVES = sorted(
@@ -232,6 +233,14 @@ def test_errors_quote_the_value_and_what_is_allowed(options: dict[str, Any], mes
          r"^model\.bbox_head: unknown argument 'foo' of RetinaHead: it takes num_classes, in_channels"),
         (DETECTOR, {'model.bbox_head.type': 'inline.RetinaHed'},
          r"^model\.bbox_head: unknown type 'inline\.RetinaHed': choose one .*mean 'inline\.RetinaHead'"),
+        (CLASSIFIER, {'model.head.in_channels': 100},
+         r'^model\.head\.in_channels 100: the backbone returns 192 channels$'),
+        (DETECTOR, {'model.backbone.arch': 'nano'},
+         r'^model\.neck\.in_channels \[64, 128, 192\]: the backbone returns \[48, 64, 96\] channels$'),
+        (UPERNET, {'model.decode_head.in_channels': [32, 64, 128, 128]},
+         r'^model\.decode_head\.in_channels .*: the backbone returns \[32, 64, 128, 192\] channels$'),
+        (UPERNET, {'model.auxiliary_head.in_index': 4},
+         r'^model\.auxiliary_head\.in_index 4: must be from -4 to 3'),
         (SEGMENTER, {'model.decode_head.loss_decode.use_sigmoid': 'False'},
          r"^model\.decode_head\.loss_decode: use_sigmoid 'False' of CrossEntropyLoss: must be True or"),
         (SEGMENTER, {'model.decode_head.loss_decode.weight': 2},

@@ -17,8 +17,7 @@ from mmengine.registry import DefaultScope
 
 from inline.datasets.validation.checks import validate_datasets
 from inline.datasets.validation.skip_unreadable import read_skipped
-from inline.engine.config import check_config
-from inline.openmmlab.patches import use_inline_components
+from inline.engine.config import check_config, use_inline_components
 from inline.utils.errors import UnreadableError, UserError
 from tests.conftest import ROOT, run_tool
 from tests.datasets import test_image_loading, test_label_map_loading

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from mmengine.config import Config
 
-from inline.engine.config import KEY_ALIASES, TYPE_ALIASES, load_config
+from inline.engine.config import KEY_ALIASES, TYPE_ALIASES, load_config, use_inline_components
 from inline.engine.launch import read_config
-from inline.openmmlab.patches import use_inline_components
 from tests.conftest import ROOT, run_tool
 
 CONFIGS = {

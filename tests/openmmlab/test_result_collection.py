@@ -16,8 +16,8 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from mmpretrain.evaluation import Accuracy
 from mmseg.evaluation import IoUMetric
 
-from inline.engine.distributed.setup import start_gloo
-from inline.openmmlab.patches import collect_results_in_memory, gather_results
+from inline.engine.distributed.setup import gather_results, start_gloo
+from inline.openmmlab.patches import collect_results_in_memory
 from tests.engine.distributed.ranks import launcher, run_ranks
 
 # Fewer images than ranks, and numbers that 2, 3 and 4 do not divide.
@@ -95,7 +95,7 @@ def test_every_image_counts_exactly_once(world_size: int, tmp_path: Path) -> Non
     def work() -> list[dict[str, Any]]:
         os.chdir(empty)
         start_gloo(launcher())
-        collect_results_in_memory()
+        collect_results_in_memory(gather_results)
         return [metrics_of(tmp_path, size, round_up) for size in SIZES for round_up in (True, False)]
 
     expected = [metrics_of(tmp_path, size, True) for size in SIZES for _ in range(2)]
@@ -112,7 +112,7 @@ def test_every_image_counts_exactly_once(world_size: int, tmp_path: Path) -> Non
 def test_results_are_exchanged_through_files_if_a_metric_names_a_folder(tmp_path: Path) -> None:
     def work() -> list[int] | None:
         start_gloo(launcher())
-        collect_results_in_memory()
+        collect_results_in_memory(gather_results)
         return mmengine_dist.collect_results_cpu([torch.distributed.get_rank()], 2, str(tmp_path / 'shared'))
 
     assert run_ranks(2, work, tmp_path / 'ranks') == [[0, 1], None]

@@ -169,13 +169,13 @@ def _read_annotated_folder(folder: Path) -> list[Labelled]:
     path = folder / f'{folder.name}_annotations.txt'
     if not path.is_file():
         return []
-    samples = []
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
-        words = line.split('\t')
-        if len(words) < 2:
-            raise UserError(f'{str(path)!r}, line {number}: {line!r} must be a file, a tab and a class')
-        samples.append(Labelled(f'{folder.name}/images/{words[0]}', words[1]))
-    return samples
+    # Imports mmpretrain.
+    from inline.datasets.tiny_imagenet import read_boxes
+
+    return [
+        Labelled(f'{folder.name}/images/{name}', wnid)
+        for _, name, (wnid,), _ in read_boxes(str(path), fields=1)
+    ]
 
 
 def _read_csv_files(root: Path) -> Splits:

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
+from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +27,7 @@ Result = TypeVar('Result')
 def adapt_to_hardware(cfg: Config) -> None:
     """Adapt a config to the launcher and to a machine without GPUs, where it starts gloo."""
     if cfg.launcher != 'none':
-        collect_results_in_memory()
+        collect_results_in_memory(gather_results)
         # BatchNorm statistics differ between ranks and only those of rank 0 are saved. With the hook,
         # testing the saved checkpoint gives the result of the validation.
         hooks = cfg.get('custom_hooks') or []
@@ -129,3 +131,30 @@ def raise_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]
     for text in messages:
         if text is not None:
             raise UserError(text)
+
+
+def gather_results(results: list[Any], size: int) -> list[Any] | None:
+    """Gather the results of all ranks on rank 0, in the order of the dataset; return None on other ranks.
+
+    Samples are distributed round-robin. A sampler that pads the shards to the same length repeats samples
+    at the end; these are dropped.
+
+    Args:
+        results: Results of this rank.
+        size: Number of samples in the dataset.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return results[:size]
+    shards: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(results, shards, group=_cpu_group())
+    if shards is None:
+        return None
+    padding = object()
+    in_order = chain.from_iterable(zip_longest(*shards, fillvalue=padding))
+    return [result for result in in_order if result is not padding][:size]
+
+
+@cache
+def _cpu_group() -> Any:
+    """Return a gloo group: results then need no GPU memory."""
+    return None if dist.get_backend() == 'gloo' else dist.new_group(backend='gloo')
