@@ -3,10 +3,11 @@ VENV ?= .venv
 PYTHON ?= python3
 export VENV PYTHON
 RUN := $(VENV)/bin/python
-# Test processes: one more than there are cores, because many tests wait for processes that they started.
+# Test processes: one more than there are cores, because many tests wait for processes that they started. Every
+# one of them imports all test modules, so that `quick`, whose tests do not wait, has one per core.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 9)))
 
-.PHONY: help setup demo claims docs test quick lint format clean
+.PHONY: help setup demo claims docs test quick lint pytest format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -23,11 +24,15 @@ claims: setup  ## test the paper's claims with two probes and five attention mec
 docs: setup  ## build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean
 
-test: lint  ## formatter, linter, type checker and all tests (9 minutes on 2 cores)
-	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
+# The type checker uses one core, so the tests start beside it.
+test:  ## formatter, linter, type checker and all tests (9 minutes on 2 cores)
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
-quick: lint  ## formatter, linter, type checker and unit tests: no training, no processes (90 seconds on 2 cores)
-	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
+quick:  ## formatter, linter, type checker and unit tests: no training, no processes (90 seconds on 2 cores)
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest WORKERS=$$(nproc) SELECTION="-m 'not slow'"
+
+pytest: setup
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(SELECTION)
 
 lint: setup  ## formatter check, linter and type checker
 	$(RUN) -m ruff format --check .

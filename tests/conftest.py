@@ -1,5 +1,6 @@
 """Set-up of all tests: patches of the stack, one thread, tools in processes, small digit scenes."""
 
+import gc
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from inline.engine.signals import stop_request
 from inline.openmmlab.patches import apply_patches
 from tests.warm import freeze_imported_objects, run_warm, skip_slow_reports
 
+# Until all tests are collected: importing them creates more than a million objects, which are all kept.
+gc.disable()
 # A shell that starts tests in the background makes them, and the processes that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 apply_patches()
@@ -59,6 +62,7 @@ def _starts_process(function: FunctionType, visited: set[CodeType]) -> bool:
 
 def pytest_collection_finish() -> None:
     freeze_imported_objects()
+    gc.enable()
 
 
 def run_tool(*args: str | Path, timeout: int = 300, **env: str) -> subprocess.CompletedProcess[str]:

@@ -132,7 +132,7 @@ def check_inline_component(node: Mapping[Any, Any]) -> torch.nn.Module | None:
     return _check_backbone(component, arguments)
 
 
-def check_channels(model: Mapping[str, Any], backbone: torch.nn.Module) -> None:
+def check_channels(model: Mapping[str, Any], backbone: Any) -> None:
     """Check ``in_channels`` of the neck, or of the heads if they follow the backbone.
 
     Args:

@@ -6,14 +6,17 @@ and testing also call :func:`apply_training_patches`; loading a model for infere
 ``python -m inline.openmmlab.patches`` checks an installation.
 """
 
+import gc
 import logging
 import os
 import pickle
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,12 +26,14 @@ from inline.utils.torchvision import import_torchvision_without_operators
 
 def apply_patches() -> None:
     """Apply the patches without which configs cannot be read or toolboxes cannot be imported."""
-    import_torchvision_without_operators()
-    import_yapf_without_cache()
-    find_mmseg_configs()
-    skip_metafile_search()
-    skip_multimodal_models()
-    silence_debug_messages()
+    with pause_garbage_collection():
+        import_torchvision_without_operators()
+        import_transformers_on_demand()
+        import_yapf_without_cache()
+        find_mmseg_configs()
+        skip_metafile_search()
+        skip_multimodal_models()
+        silence_debug_messages()
 
 
 def apply_training_patches() -> None:
@@ -39,6 +44,41 @@ def apply_training_patches() -> None:
     report_empty_datasets()
     renumber_annotation_zero()
     silence_library_warnings()
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Do not collect garbage in the block: imports create a million objects, all of which are kept."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def import_transformers_on_demand() -> None:
+    """Import transformers only if a config names its optimizer Adafactor.
+
+    Reason: MMEngine imports it to register this optimizer, and with it peft and accelerate, which takes more
+    than a second in every process. Remove when MMEngine registers the optimizer by its name.
+    """
+    if 'mmengine.optim' in sys.modules or 'transformers' in sys.modules or find_spec('transformers') is None:
+        return
+    sys.modules['transformers'] = None  # type: ignore[assignment]
+    try:
+        from mmengine.optim import optimizer  # noqa: F401
+    finally:
+        del sys.modules['transformers']
+    from mmengine.registry import OPTIMIZERS
+
+    def create_adafactor(params: Any, **options: Any) -> Any:
+        from transformers import Adafactor
+
+        return Adafactor(params, **options)
+
+    OPTIMIZERS.register_module('Adafactor', module=create_adafactor)
 
 
 def import_yapf_without_cache() -> None:

@@ -224,6 +224,7 @@ def test_every_entry_point_has_the_same_messages(
         assert message.removeprefix('checkpoint ') in str(raised.value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('entry', [*ENTRY_POINTS, 'train --resume', 'train --replay'])
 def test_no_entry_point_runs_code_in_a_file(
     entry: str, prepared: tuple[Path, dict[str, str]], tmp_path: Path

@@ -48,6 +48,7 @@ def grow(_: io.BytesIO) -> Any:
     return b'x' * 2**28
 
 
+@pytest.mark.slow
 def test_the_fuzzer_notices_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     # Enough for every reader but the one that waits, on a busy machine too.
     monkeypatch.setattr(fuzz_unpickling, 'SECONDS', 3)

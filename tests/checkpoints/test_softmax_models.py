@@ -182,6 +182,7 @@ def test_order_of_the_file_does_not_matter(sources: dict[str, nn.Module], tmp_pa
     assert_same_weights(checkpoint.converted, convert(theirs).state_dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'family', 'arch'),
     [

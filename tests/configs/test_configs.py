@@ -202,6 +202,7 @@ def distinct_pipelines(paths: list[Path]) -> list[Path]:
     return list(kept.values())
 
 
+@pytest.mark.slow
 @every(distinct_pipelines([*IMAGENET, *COCO, *ADE20K]))
 @pytest.mark.parametrize('split', ['train', 'val', 'test'])
 def test_pipelines_run(path: Path, split: str, tiny_datasets: Path) -> None:

@@ -104,7 +104,7 @@ def crash_and_resume(runs: Runs, kills: int, seed: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('options', 'processes', 'kills'),
-    [(BY_ITERATION, 1, 10), (BY_ITERATION, 2, 8), (BY_EPOCH, 1, 4)],
+    [(BY_ITERATION, 1, 8), (BY_ITERATION, 2, 4), (BY_EPOCH, 1, 4)],
     ids=['one process', 'two processes', 'by epoch with workers'],
 )
 def test_run_killed_at_random_moments_ends_like_an_uninterrupted_one(

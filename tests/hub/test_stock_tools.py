@@ -18,6 +18,7 @@ from inline import InLineBackbone
 from inline.models.block import Block
 from inline.models.layers import ConvEmbed, PatchMerging, PositionEmbedding
 
+pytestmark = pytest.mark.slow
 STAGES = {'embed_dims': (8, 16), 'num_heads': (2, 4), 'mlp_ratios': (2, 2)}
 # Every kind of block that the family has: InLine, and softmax in windows, shifted windows or stripes.
 ARCHS: dict[str, dict[str, Any]] = {
@@ -71,8 +72,8 @@ def onnx_runner(program: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-@all_families
-@pytest.mark.slow
+# One family: the tests of torch.export and of dynamic shapes cover the others.
+@pytest.mark.parametrize('family', ['swin'])
 def test_onnx_export_with_static_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)
     program = torch.onnx.export(model, (image(),), dynamo=True, verbose=False)
@@ -80,7 +81,6 @@ def test_onnx_export_with_static_shapes(family: str) -> None:
 
 
 @all_families
-@pytest.mark.slow
 def test_onnx_export_with_dynamic_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)
     shapes = ({0: 'batch', 2: 'height', 3: 'width'},)
@@ -103,8 +103,8 @@ def test_jit_trace_with_gradients_runs_at_any_size(family: str) -> None:
     check(torch.jit.load(file), model, SIZE)
 
 
-@all_families
-@pytest.mark.parametrize('strict', [False, True])
+# Strict mode, which compiles, is slow and therefore tested with the family that has most kinds of blocks.
+@pytest.mark.parametrize(('family', 'strict'), [*((family, False) for family in ARCHS), ('swin', True)])
 def test_torch_export_with_static_shapes(family: str, strict: bool) -> None:
     model = build(family, archs=ONE_STAGE if strict else ARCHS)
     check(torch.export.export(model, (image(),), strict=strict).module(), model, SIZE)
@@ -112,7 +112,6 @@ def test_torch_export_with_static_shapes(family: str, strict: bool) -> None:
 
 # One family, because it is slow: without strict mode, the test of the ONNX exporter covers all.
 @pytest.mark.parametrize('family', ['swin'])
-@pytest.mark.slow
 def test_strict_torch_export_with_dynamic_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)
     shapes = ({0: Dim('batch'), 2: Dim('height', min=33, max=4096), 3: Dim('width', min=33, max=4096)},)
@@ -214,7 +213,6 @@ def test_deepcopy_and_pickle_after_a_forward_pass(family: str) -> None:
 
 
 @all_families
-@pytest.mark.slow
 def test_compiles_to_one_graph(family: str) -> None:
     torch._dynamo.reset()
     model, x = build(family), image()

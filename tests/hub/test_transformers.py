@@ -272,6 +272,7 @@ COMPOSITES: dict[str, Composite] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COMPOSITES)
 def test_backbone_in_a_detector_or_segmentor(name: str, tmp_path: Path) -> None:
     class_name, levels, settings, labels = COMPOSITES[name]

@@ -171,14 +171,13 @@ def every_family_accepts_it(config: Config) -> None:
     for family in FAMILIES:
         torch.manual_seed(0)
         model = build(family, mixers=config)
-        for size in ((64, 96), (33, 47)):
-            outs = model(torch.randn(2, 3, *size))
-            assert all(out.isfinite().all() for out in outs), family
-            model.zero_grad()
-            sum(out.square().mean() for out in outs).backward()
-            for owner, parameter in model.named_parameters():
-                assert parameter.grad is not None, f'{family} {owner}'
-                assert parameter.grad.isfinite().all(), f'{family} {owner}'
+        # Sides that are no multiple of a stride or a window.
+        outs = model(torch.randn(2, 3, 33, 47))
+        assert all(out.isfinite().all() for out in outs), family
+        sum(out.square().mean() for out in outs).backward()
+        for owner, parameter in model.named_parameters():
+            assert parameter.grad is not None, f'{family} {owner}'
+            assert parameter.grad.isfinite().all(), f'{family} {owner}'
 
 
 @contract

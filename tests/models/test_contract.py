@@ -75,6 +75,7 @@ def code_blocks() -> list[str]:
     return re.findall(r'^```python\n(.*?)^```$', PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 def test_documented_mixer_meets_the_contract(documented_mixer: str) -> None:
     run_contract({'type': documented_mixer})
 

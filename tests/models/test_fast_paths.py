@@ -280,6 +280,7 @@ def test_a_mask_built_in_inference_mode_can_be_used_in_training() -> None:
     assert mixer.position.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_traced_masks_are_not_cached(empty_cache: dict[Any, Tensor]) -> None:
     mixer, x = MIXERS['softmax windows']().eval(), tokens()
     program = torch.export.export(mixer, (x, HW))

@@ -1,6 +1,7 @@
 """Mixers in windows and stripes against a loop over the windows; options and their errors."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -291,6 +292,20 @@ def test_weights_with_a_nystrom_convolution_are_not_loaded_without_it(prefix: st
         (model if prefix else new).load_state_dict(weights, strict=False)
     # Weights of other mixers may be moved to it.
     new.load_state_dict(FLattenMixer(8, 2).state_dict(), strict=False)
+
+
+def test_nystrom_warns_of_weights_with_other_segments() -> None:
+    mixer = NystromMixer(8, 4, conv_size=3)
+    weights = mixer.state_dict()
+    assert weights._metadata['']['version'] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        mixer.load_state_dict(weights)
+        # Weights of unknown age, as in a file of safetensors.
+        mixer.load_state_dict(dict(weights))
+    weights._metadata['']['version'] = 1
+    with pytest.warns(UserWarning, match=r'num_landmarks \(64\) does not divide the tokens'):
+        mixer.load_state_dict(weights)
 
 
 def test_weights_without_lrpe_are_not_loaded_silently() -> None:

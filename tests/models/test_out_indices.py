@@ -19,6 +19,7 @@ def make(family: str, seed: int = 0, **options: object) -> nn.Module:
     return build(family, **options).double().eval()
 
 
+@pytest.mark.slow
 @EVERY
 def test_every_parameter_gets_a_gradient(family: str) -> None:
     """DistributedDataParallel raises for parameters without one."""
@@ -30,6 +31,7 @@ def test_every_parameter_gets_a_gradient(family: str) -> None:
         assert not without, out_indices
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize('as_part', [False, True])
 def test_a_full_checkpoint_loads_and_gives_the_same_features(family: str, as_part: bool) -> None:

@@ -50,6 +50,7 @@ def rename(key: str, rules: list[tuple[str, str]]) -> str:
     return key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('hw', [(64, 64), (64, 96)])
 def test_swin(hw: tuple[int, int]) -> None:
     from mmpretrain.models import SwinTransformer

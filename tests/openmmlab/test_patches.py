@@ -1,6 +1,7 @@
 """Patches change what is broken, and nothing else."""
 
 import ast
+import gc
 import inspect
 import logging
 import os
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from mmengine.registry import OPTIMIZERS
 
 from inline.openmmlab import patches
 from tests.conftest import ROOT
@@ -60,11 +62,31 @@ def test_a_truncated_cache_of_yapf_is_ignored(kept: float, tmp_path: Path) -> No
         grammar.write_bytes(content[: int(kept * len(content))])
     assert subprocess.run([sys.executable, '-c', 'import yapf'], env=env, capture_output=True).returncode
     code = (
-        'from inline.openmmlab.patches import apply_patches; apply_patches(); '
-        'from mmengine.config import Config; print(Config(dict(a=1)).pretty_text)'
+        'from inline.openmmlab.patches import import_yapf_without_cache; import_yapf_without_cache(); '
+        'from yapf.yapflib.yapf_api import FormatCode; print(FormatCode("a  =1")[0])'
     )
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == 'a = 1\n\n', done.stderr
+
+
+def test_transformers_is_imported_on_demand() -> None:
+    code = (
+        'import sys; from inline.openmmlab.patches import apply_patches; apply_patches(); '
+        "print('mmengine.optim' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == 'True False', done.stderr
+    optimizer = OPTIMIZERS.build({'type': 'Adafactor', 'params': [torch.nn.Parameter(torch.zeros(2))]})
+    assert type(optimizer).__module__ == 'transformers.optimization'
+
+
+def test_garbage_is_collected_after_the_block() -> None:
+    with patches.pause_garbage_collection():
+        assert not gc.isenabled()
+        with patches.pause_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])

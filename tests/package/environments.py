@@ -22,7 +22,7 @@ SOURCES = ('inline', 'configs', 'tools', 'results', 'LICENSE', 'MANIFEST.in', 'R
            'model-index.yml', 'pyproject.toml', 'setup.cfg', 'setup.py')  # fmt: skip
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(folder: Path) -> None:
     """Build the wheel from a copy, so that no build files appear in the repository."""
     source = folder / 'source'
     for name in SOURCES:
@@ -31,21 +31,29 @@ def build_wheel(folder: Path) -> Path:
         else:
             shutil.copy(ROOT / name, source / name)
     _pip('wheel', '--no-build-isolation', '--no-deps', '--no-index', '--wheel-dir', folder, source)
-    (wheel,) = folder.glob('*.whl')
-    return wheel
 
 
 class Environment:
     """A virtual environment with the wheel, and with the packages of a folder."""
 
-    def __init__(self, folder: Path, wheel: Path, packages: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def install(self, wheel: Path, packages: Path) -> None:
+        """Create the environment."""
+        venv.create(self.folder / 'venv', with_pip=False, symlinks=True)
         # A plain path in a .pth file: .pth files in that folder, such as the editable install, are not read.
-        venv.create(folder / 'venv', with_pip=False, symlinks=True)
-        (site,) = (folder / 'venv' / 'lib').glob('python*/site-packages')
-        (site / 'packages.pth').write_text(f'{packages}\n')
-        self.package = site / 'inline'
+        (self.site / 'packages.pth').write_text(f'{packages}\n')
         _pip('--python', self.bin('python'), 'install', '--no-deps', '--no-index', '--no-compile', wheel)
+
+    @property
+    def site(self) -> Path:
+        (site,) = (self.folder / 'venv' / 'lib').glob('python*/site-packages')
+        return site
+
+    @property
+    def package(self) -> Path:
+        return self.site / 'inline'
 
     def bin(self, name: str) -> Path:
         return self.folder / 'venv' / 'bin' / name

@@ -27,6 +27,9 @@ folder = get_installed_path('inline-attention')
 index = load(folder + '/.mim/model-index.yml')
 model = mmpretrain.get_model('inline-pvt-tiny_8xb128_in1k')
 result = inline.InLineModel(sys.argv[1], sys.argv[2], 'cpu')(sys.argv[3])
+# Random weights would differ between the models.
+one, two = (inline.create_backbone('inline_pvt_micro', pretrained=True) for _ in range(2))
+weights, others = one.state_dict(), two.state_dict()
 print(json.dumps({
     'light': light,
     'package': inline.__file__,
@@ -36,6 +39,8 @@ print(json.dumps({
     'backbone': type(model.backbone).__module__,
     'config': model._config.filename,
     'scores': result[0].to_dict()['predictions'],
+    'packaged weights': all(weights[name].equal(others[name]) for name in weights),
+    'first class': one.pretrained_cfg['classes'][0],
 }))
 """
 BACKBONE = """
@@ -85,7 +90,9 @@ def test_doctor_and_prediction_by_config_name(
     assert len(entry['top5']) == 5
 
 
-def test_models_are_found_by_name(installed: Environment, checkpoints: dict[str, Path], image: Path) -> None:
+def test_models_and_weights_are_found_by_name(
+    installed: Environment, checkpoints: dict[str, Path], image: Path
+) -> None:
     printed = installed.run('python', '-c', LOOK_UP, CLASSIFIER, checkpoints['classification'], image)
     found = json.loads(printed.splitlines()[-1])
     assert found['light'], 'import inline imports torch or OpenMMLab'
@@ -99,6 +106,8 @@ def test_models_are_found_by_name(installed: Environment, checkpoints: dict[str,
     assert found['backbone'] == 'inline.openmmlab.backbones'
     assert Path(found['config']).is_relative_to(installed.package)
     assert len(found['scores']) == 5
+    assert found['packaged weights']
+    assert found['first class'] == 'goldfish'
 
 
 def test_torch_alone_is_enough_for_backbones(base: Environment) -> None:

@@ -59,6 +59,7 @@ def test_windows_are_those_of_the_paper() -> None:
     assert found == [(size, residual) for size in (7, 14, 28, 56) for residual in (False, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('table', ['components', 'baselines'])
 def test_all_datasets_have_the_same_rows_and_mixers(table: str) -> None:
     """A row means the same on every dataset. Options that depend on the number of tokens may differ."""

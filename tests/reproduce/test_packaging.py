@@ -41,6 +41,7 @@ def save_training(path: Path, **meta: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('lossy', [False, True])
 def test_file_and_card(lossy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_training(tmp_path / 'epoch_30.pth')

@@ -23,6 +23,7 @@ def test_the_linear_classifier_separates_separable_features() -> None:
     torch.testing.assert_close(classify(features[0]), again(features[0]))
 
 
+@pytest.mark.slow
 def test_logits_are_stored_in_the_order_of_the_dataset_for_image_and_flip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

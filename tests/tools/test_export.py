@@ -197,6 +197,7 @@ def test_int8_reports_the_accuracy_of_model_and_file(trained: Model, tmp_path: P
     assert json.loads(Path(f'{out}.json').read_text())['input']['height'] == 32
 
 
+@pytest.mark.slow
 def test_program_for_one_size_loads_in_torch(models: dict[str, Model], tmp_path: Path, run_here: Run) -> None:
     out = tmp_path / 'digits.pt2'
     args = ['--format', 'torch-export', '--size', '40x56', '--out', out]
@@ -207,6 +208,7 @@ def test_program_for_one_size_loads_in_torch(models: dict[str, Model], tmp_path:
         assert_close(torch.export.load(out).module()(image), [model(image, mode='tensor')])
 
 
+@pytest.mark.slow
 def test_file_with_different_outputs_is_not_written(
     models: dict[str, Model], tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 Others are in :mod:`inline.models.mixers.mlla` and :mod:`inline.models.mixers.transnormer`.
 """
 
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -192,6 +193,10 @@ class NystromMixer(AttentionMixer):
     belongs to the first one. The authors' image model (T2T-ViT) has no convolution, so there is none by
     default. Their text models have one, with a kernel per head and no bias, along the sequence.
 
+    Earlier versions had a convolution by default. They also split the tokens into other segments if
+    `num_landmarks` does not divide their number, so that weights trained on such maps give other outputs now.
+    A warning names such weights if the file tells that they are old; a file of safetensors does not.
+
     Args:
         dim, num_heads, shared: see :class:`AttentionMixer`.
         num_landmarks: Number of segments. A window with at most that many tokens gets exact softmax
@@ -205,6 +210,8 @@ class NystromMixer(AttentionMixer):
     """
 
     permutation_equivariant = False
+    # Stored by `state_dict`. 1 is torch's default, of the versions with other segments.
+    _version = 2
 
     def __init__(
         self,
@@ -226,7 +233,7 @@ class NystromMixer(AttentionMixer):
         self.inverse_init: InverseInit = inverse_init
         self.conv_axes = conv_axes
         self.conv = make_depthwise(num_heads, conv_size, bias=False, columns=conv_axes == 'map')
-        self.register_load_state_dict_pre_hook(refuse_weights_with_convolution)
+        self.register_load_state_dict_pre_hook(check_old_weights)
 
     @returns_new_tensor
     def attend(self, inputs: AttentionInputs) -> Tensor:
@@ -270,16 +277,24 @@ class NystromMixer(AttentionMixer):
         return map_to_tokens(out.unflatten(0, (-1, head_dim)).transpose(1, 2).flatten(1, 2))
 
 
-def refuse_weights_with_convolution(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
+def check_old_weights(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any
 ) -> None:
-    """Raise for the weights of a Nyström mixer with a convolution in one without.
+    """Raise for the weights of a Nyström mixer with a convolution in one without; warn of other segments.
 
     The attention would load, and the missing convolution would change the results silently.
     """
     weight = state_dict.get(f'{prefix}conv.weight')
     # FLatten's convolution has a bias; its weights may be moved to this mixer.
-    if module.conv is not None or weight is None or f'{prefix}conv.bias' in state_dict:
+    if weight is None or f'{prefix}conv.bias' in state_dict:
+        return
+    if module.conv is not None:
+        if metadata.get('version', NystromMixer._version) < NystromMixer._version:
+            warnings.warn(
+                f'weights {prefix}conv.weight: an earlier version trained them; if num_landmarks '
+                f'({module.num_landmarks}) does not divide the tokens, segments and outputs differ now',
+                stacklevel=2,
+            )
         return
     size = weight.shape[2]
     raise UserError(

@@ -170,6 +170,7 @@ STOPS: dict[str, tuple[SignalAt, bool, tuple[int, int], list[float]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stop', STOPS)
 def test_stopped_and_resumed_run_equals_an_uninterrupted_one(stop: str, tmp_path: Path) -> None:
     """Compare weights, averages and validations for every moment of the signal."""
