@@ -1,1 +1,1 @@
-"""What training needs beyond MMEngine."""
+"""Training and testing on top of MMEngine: launch, config checks, loops, hooks, distributed runs."""

@@ -175,8 +175,8 @@ def apply_aliases(cfg: Config) -> None:
 def set_data_root(cfg: Config, root: str | Path) -> None:
     """Replace the folder ``data`` by `root` in all paths of datasets and evaluators, in place.
 
-    A config with ``custom_data`` is for one dataset: `root` replaces that of a saved config, unless it is
-    only the default of the environment.
+    A config with ``custom_data`` has one dataset: `root` replaces its folder, but a default from the
+    environment does not replace the folder in a saved config.
     """
     if cfg.get('custom_root') and str(root) != os.environ.get('INLINE_DATA_ROOT'):
         cfg.custom_root = str(root)
@@ -207,7 +207,7 @@ def image_size(cfg: Config) -> tuple[int, int]:
 
 
 def check_options(cfg: Config, options: Mapping[str, Any]) -> None:
-    """Raise a :class:`UserError` for ``--cfg-options`` that set a key which nothing reads."""
+    """Raise a :class:`UserError` for ``--cfg-options`` that set an unknown key."""
     known = {*cfg, *TOP_LEVEL, *inspect.signature(Runner).parameters}
     for key in options:
         first = key.split('.')[0]
@@ -251,7 +251,7 @@ def check_config(cfg: Config) -> None:
 
 
 def check_phases(cfg: Config, needed: str) -> None:
-    """Check that the settings of the phase `needed` are complete, and those of other phases all or none."""
+    """Check that the phase `needed` has all of its settings, and every other phase all or none."""
     for phase, names in _PHASES.items():
         missing = [name for name in names if cfg.get(name) is None]
         if missing and (phase == needed or len(missing) < len(names)):
@@ -335,7 +335,7 @@ def _current_key(key: str) -> str:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain: MMEngine's own message has many lines, but not the reason."""
+    """Return the first error of a chain: MMEngine's own message is long and omits the reason."""
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -38,12 +38,12 @@ _WRAPPER_KEYS = ('constructor', 'paramwise_cfg')
 _LOOP_TYPES = {'val_cfg': 'ValLoop', 'test_cfg': 'TestLoop'}
 _PRECISIONS = ('float16', 'bfloat16', 'float32', 'float64')
 _COUNTS = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'accumulative_counts')
-# Options of optimizers that are negative only by mistake.
+# Optimizer options that must not be negative.
 _NOT_NEGATIVE = ('lr', 'weight_decay', 'momentum', 'eps')
 _MAX_SHOWN = 12
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 _SCOPE = 'inline.'
-# Arguments that must be at least 1, whatever the toolbox annotates.
+# Arguments that must be at least 1, regardless of the toolbox's annotations.
 _SIZES = ('num_classes', 'in_channels', 'feat_channels')
 _PLAIN_TYPES = (bool, int, float, str)
 # Necks that take every feature map of the backbone, with the list of their channels as `in_channels`.
@@ -124,7 +124,7 @@ def check_inline_component(node: Mapping[Any, Any]) -> torch.nn.Module | None:
     check_names(arguments, known, 'argument', component.__name__)
     if not issubclass(component, torch.nn.Module):
         return None
-    # A whole model builds its parts in the scope of the toolbox, which is not set yet.
+    # A complete model builds its modules in the scope of the toolbox, which is not set yet.
     is_whole_model = issubclass(component, BaseModel)
     if is_whole_model or any(base.__module__.split('.')[0] in TOOLBOXES for base in component.__mro__):
         _check_toolbox_subclass(component, arguments, known)
@@ -170,8 +170,8 @@ def _check_in_channels(key: str, node: _Node, expected: Any) -> None:
 def constructor_parameters(component: Any) -> dict[str, Any]:
     """Return the parameters of a class with their types; {} if it also accepts names that are not listed.
 
-    ``**kwargs`` are followed to the base classes. A class whose last constructor still has them passes them
-    on to something else.
+    ``**kwargs`` are followed to the base classes. If the last constructor still has them, they are passed on
+    to something else.
     """
     if not isinstance(component, type):
         return {}
@@ -187,7 +187,7 @@ def constructor_parameters(component: Any) -> dict[str, Any]:
 
 
 def _accepts_text(annotation: Any) -> bool:
-    """Return whether a string may be a value of a type. Only types of numbers are certain to exclude it."""
+    """Return whether a string may be a value of a type. Only numeric types are certain to exclude it."""
     if annotation in (int, float, bool, NoneType):
         return False
     args = [arg for arg in get_args(annotation) if arg is not Ellipsis]
@@ -199,7 +199,7 @@ def _check_optim_wrapper(wrapper: Any) -> None:
     if not isinstance(wrapper, dict):
         return
     if 'optimizer' not in wrapper:
-        # Several optimizers, each with a wrapper; a constructor of the user builds them.
+        # Several optimizers, each with its own wrapper, built by a user-defined constructor.
         for key, node in walk_dicts(wrapper, 'optim_wrapper'):
             if isinstance(node.get('optimizer'), dict):
                 _check_optimizer(f'{key}.optimizer', node['optimizer'])
@@ -243,7 +243,7 @@ def _check_scheduler(key: str, scheduler: _Node) -> None:
 def _check_loops(cfg: Config) -> None:
     loop = cfg.get('train_cfg')
     if loop is not None:
-        # MMEngine's former way to choose the loop.
+        # MMEngine's deprecated way to select the loop.
         kind = 'EpochBasedTrainLoop' if loop.get('by_epoch', 'max_epochs' in loop) else 'IterBasedTrainLoop'
         _check_counts('train_cfg', loop)
         check_component('train_cfg', loop, registries.LOOPS, ('by_epoch',), kind)
@@ -275,7 +275,7 @@ def _check_loader(name: str, loader: _Node) -> None:
         if isinstance(loader.get(part), dict):
             check_component(f'{name}.{part}', loader[part], registries.DATA_SAMPLERS)
     for key, node in walk_dicts(loader.get('dataset'), f'{name}.dataset'):
-        # Transforms may have other components inside, such as those of albumentations.
+        # Transforms may contain components of other libraries, such as albumentations.
         parent, _, last = key.rpartition('.')
         if parent.endswith('.pipeline') and last.isdigit():
             check_component(key, node, registries.TRANSFORMS)
@@ -343,7 +343,7 @@ def _check_toolbox_subclass(
 
 
 def _check_backbone(component: type[torch.nn.Module], arguments: Mapping[str, Any]) -> torch.nn.Module:
-    """Build the backbone without memory, so that its constructor checks the arguments."""
+    """Build the backbone on the meta device, so that its constructor checks the arguments."""
     with torch.device('meta'):
         model = component(**arguments)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())

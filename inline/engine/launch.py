@@ -1,6 +1,6 @@
 """Training and testing: from the flags of the command line to MMEngine's runner.
 
-The files that a training runs through before the first image is loaded, in this order:
+A training run passes through these files, in this order, before the first image is loaded:
 
 1. ``tools/train.py``, or the command ``inline``, calls
 2. ``commands/main.py``, which selects the subcommand.
@@ -90,8 +90,8 @@ def train(args: argparse.Namespace) -> None:
                 disk.protect(runner.visualizer)
                 for note in notes:
                     runner.logger.warning(note, extra=FILE_ONLY)
-                # Set here, not in the config: the saved config describes the run, not from where it was
-                # resumed.
+                # Set here, not in the config: the saved config describes the run, not the checkpoint it was
+                # resumed from.
                 if checkpoint is not None:
                     runner._load_from, runner._resume = checkpoint, True
                 runner.train()

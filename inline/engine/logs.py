@@ -1,4 +1,4 @@
-"""Readers of the log files of a run: the scalars of its training, and the metrics of its test."""
+"""Readers of a run's log files: training scalars and test metrics."""
 
 import json
 import math

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from inline.registry import LOOPS
 from inline.utils.errors import UserError
 
-# Part of the entropy, so that steps and samples never share random numbers.
+# Part of the seed entropy, so that steps and samples never share random numbers.
 _STEP, _SAMPLE = 0, 1
 
 

@@ -1,8 +1,8 @@
-"""Choosing the checkpoint that a run starts from: the newest one that is complete and undamaged.
+"""Selection of the checkpoint that a run starts from: the newest one that is complete and undamaged.
 
 A run has an id, which is drawn when it starts and kept when its launcher restarts it. The id is in the file
-``started`` in the work directory and in every checkpoint, so that a restarted run finds its own checkpoints,
-whatever the clock says.
+``started`` in the work directory and in every checkpoint, so that a restarted run finds its own checkpoints
+even if the system clock was changed.
 """
 
 import json
@@ -36,7 +36,7 @@ PREEMPTED_NAME = 'preempted.pth'
 # File in the work directory with the id of the current run.
 STARTED_NAME = 'started'
 _MAX_PATH = 4096
-# Key of a checkpoint's meta data.
+# Key of a checkpoint's metadata.
 RUN_ID = 'run_id'
 
 Result = TypeVar('Result')
@@ -47,7 +47,7 @@ class StartedRun:
     """The run that a work directory belongs to.
 
     Attributes:
-        run_id: Its id; None if an earlier version has started the run.
+        run_id: Its id; None if the run was started by an earlier version.
         time: Modification time of the file. Checkpoints without an id belong to the run if they are newer.
     """
 
@@ -78,7 +78,7 @@ class StartedRun:
 
         Args:
             path: The checkpoint.
-            meta: Its meta data, None if it cannot be read.
+            meta: Its metadata, None if it cannot be read.
         """
         if meta is not None and RUN_ID in meta and self.run_id is not None:
             return bool(meta[RUN_ID] == self.run_id)
@@ -119,7 +119,7 @@ def is_restarted_anywhere(cfg: Config) -> bool:
     """Return whether a launcher has restarted this run on any rank."""
     join_process_group(cfg)
     restarted = torch.tensor(int(is_restart()))
-    # A machine that came back does not know that the others were restarted.
+    # A machine that rejoined does not know that the others were restarted.
     all_reduce(restarted, 'max')
     return bool(restarted)
 
@@ -135,7 +135,7 @@ def choose_checkpoint(cfg: Config, resume: str | None, started: StartedRun | Non
 
     Args:
         cfg: Config of the run. Its ``randomness.seed`` becomes the seed of the resumed run.
-        resume: A path; 'auto' for the newest good checkpoint in the work directory; or None.
+        resume: A path; 'auto' for the newest valid checkpoint in the work directory; or None.
         started: The run that was restarted. Its own checkpoints are preferred.
 
     Returns:
@@ -143,10 +143,10 @@ def choose_checkpoint(cfg: Config, resume: str | None, started: StartedRun | Non
     """
 
     def choose() -> tuple[str | None, int | None]:
-        chosen = (None, None) if started is None else newest_good(cfg, started)
+        chosen = (None, None) if started is None else newest_valid(cfg, started)
         if chosen[0] is not None or resume is None:
             return chosen
-        return newest_good(cfg) if resume == 'auto' else (resume, _read_meta(resume).get('seed'))
+        return newest_valid(cfg) if resume == 'auto' else (resume, _read_meta(resume).get('seed'))
 
     path, seed = call_in_work_dir(choose, cfg)
     if path is None:
@@ -168,7 +168,7 @@ def choose_checkpoint(cfg: Config, resume: str | None, started: StartedRun | Non
     return path
 
 
-def newest_good(cfg: Config, started: StartedRun | None = None) -> tuple[str | None, int | None]:
+def newest_valid(cfg: Config, started: StartedRun | None = None) -> tuple[str | None, int | None]:
     """Return the newest checkpoint that can be resumed, and its seed. Damaged ones are reported and skipped.
 
     Args:
@@ -228,20 +228,20 @@ def read_state(path: str) -> dict[str, Any]:
         or not {'state_dict', 'message_hub'} <= content.keys()
     ):
         raise UserError(
-            f'checkpoint {path!r} has no training state: only checkpoints of a training can be resumed; '
-            '--pretrained starts from weights'
+            f'checkpoint {path!r} has no training state: only checkpoints saved during training can be '
+            'resumed; --pretrained starts from weights'
         )
     check_progress(meta, path)
     if 'optimizer' not in content:
         raise UserError(
-            f'checkpoint {path!r} has no optimizer state, as a best_….pth: resume from an '
-            'iter_….pth or epoch_….pth; --pretrained starts from weights'
+            f'checkpoint {path!r} has no optimizer state, like all best_….pth files: resume '
+            'from an iter_….pth or epoch_….pth; --pretrained starts from weights'
         )
     return content
 
 
 def call_in_work_dir(function: Callable[[], Result], cfg: Config) -> Result:
-    """Call a function that looks into the work directory on rank 0; all ranks raise if it fails."""
+    """Call a function that accesses the work directory on rank 0; all ranks raise if it fails."""
 
     def call() -> Result:
         try:
@@ -257,7 +257,7 @@ def call_in_work_dir(function: Callable[[], Result], cfg: Config) -> Result:
 
 
 def _read_meta(path: str) -> dict[str, Any]:
-    """Return the meta data of a checkpoint, nothing for a URL, which MMEngine reads later."""
+    """Return the metadata of a checkpoint; empty for a URL, which MMEngine reads later."""
     return {} if '://' in path else read_state(path)['meta']
 
 
@@ -289,7 +289,7 @@ def _candidates(cfg: Config) -> Iterator[str]:
     """Yield the checkpoints of the run, the newest first.
 
     That is the one in ``last_checkpoint``, or a later one if the process was killed before it could write
-    that file. Modification times alone are not enough: a copy of the folder may have others.
+    that file. Modification times alone are not enough: copying the folder may change them.
     """
     last = _read_last_checkpoint(cfg)
     saved = sorted(_saved_checkpoints(cfg), key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -310,8 +310,8 @@ def _read_last_checkpoint(cfg: Config) -> str | None:
     if not file.is_file():
         return None
     named = file.read_bytes()[:_MAX_PATH].decode(errors='replace').strip()
-    # The folder may have been moved or copied: a copy continues from its own files. Whatever the file says,
-    # nothing outside of these folders is read, and nothing is downloaded.
+    # The folder may have been moved or copied: a copy continues from its own files. Nothing outside of these
+    # folders is read, and nothing is downloaded, regardless of the content of the file.
     name = os.path.basename(named)
     if '://' in named or name in ('.', '..') or not name.isprintable():
         raise UserError(

@@ -1,6 +1,6 @@
 """``--epochs``: another length of training, for loops that count epochs or iterations.
 
-Everything that is measured in epochs or iterations keeps its share of the training: warm-up, milestones and
+Everything that is measured in epochs or iterations keeps its share of the run: warm-up, milestones and
 the end of learning rate schedules, the intervals of validation and checkpoints, and hooks that begin or
 switch at a step.
 """
@@ -21,7 +21,7 @@ from inline.utils.errors import UserError
 from inline.utils.nested import walk_dicts
 
 MAX_EPOCHS = 100_000
-# Schedulers of MMEngine and the toolboxes that are described by the steps below. Others depend on rates per
+# Schedulers of MMEngine and the toolboxes that the keys below describe completely. Others depend on rates per
 # step or on metrics.
 _SCHEDULERS = (
     'ConstantLR', 'CosineAnnealingLR', 'CosineRestartLR', 'LinearLR', 'MultiStepLR', 'OneCycleLR', 'PolyLR',
@@ -30,13 +30,13 @@ _SCHEDULERS = (
 _RANGE_KEYS = ('begin', 'end')
 _LENGTH_KEYS = ('T_max', 'step_size', 'total_steps')
 _LIST_KEYS = ('milestones', 'periods')
-# Arguments of hooks that are a step or an epoch of the training.
+# Arguments of hooks that are a step or an epoch.
 _HOOK_KEYS = ('begin_epoch', 'begin_iter', 'switch_epoch', 'switch_iter', 'num_last_epochs')
 # MMEngine's default of `end`.
 _INFINITY = 10**9
 _LOG_LINES = 10
 _WARM_UPS = ('ConstantLR', 'LinearLR', 'QuadraticWarmupLR')
-# A warm-up takes at most one part of so many.
+# A warm-up takes at most 1/3 of the run.
 _WARM_UP_SHARE = 3
 
 
@@ -48,7 +48,7 @@ def set_epochs(cfg: Config, epochs: int) -> None:
 
     Args:
         cfg: The config, changed in place. Its loop still counts what it counted before.
-        epochs: Length of the training.
+        epochs: Length of the run.
     """
     check_range('--epochs', epochs, 1, MAX_EPOCHS)
     loop = cfg.train_cfg

@@ -1,4 +1,4 @@
-"""Flags of tools/train.py that stand for settings of the config, whichever keys these have.
+"""Flags of tools/train.py for common settings, mapped to the keys of any toolbox's config.
 
 ``--epochs`` needs the length of the dataset, so :func:`inline.engine.schedule.set_epochs` applies it later.
 """
@@ -71,7 +71,7 @@ def set_batch_size(cfg: Config, size: int) -> None:
     if loader is None:
         raise UserError('--batch-size: the config has no train_dataloader')
     loader.batch_size = size
-    # Samplers that draw from several sources know the batch size, too.
+    # Samplers that draw from several sources also have a batch size.
     if 'batch_size' in (loader.get('sampler') or {}):
         loader.sampler.batch_size = size
 
@@ -98,7 +98,7 @@ def set_learning_rate(cfg: Config, rate: float) -> None:
 
 
 def _fit_scheduler(scheduler: dict[str, Any], rate: float) -> None:
-    """Fit the absolute rates of a scheduler; factors are relative to the optimizer's rate."""
+    """Adapt the absolute rates of a scheduler; factors are relative to the optimizer's rate."""
     kind = str(scheduler.get('type')).rpartition('.')[2]
     if kind == 'OneCycleLR':
         scheduler['eta_max'] = rate
@@ -152,7 +152,7 @@ def set_image_size(cfg: Config, size: int) -> None:
 
 
 def _set_backbone_size(cfg: Config, size: int, ratio: float) -> None:
-    """Set ``img_size`` of a classifier's backbone, and of a foreign one that has the key.
+    """Set ``img_size`` of a classifier's backbone, and of a third-party backbone that has the key.
 
     Our backbones accept images of any size. In detectors and segmentors their `img_size` is the size that
     the weights were pretrained at.
@@ -212,7 +212,7 @@ def _type(step: dict[str, Any]) -> str:
 
 
 def _shorter_side(value: Any) -> int:
-    """Return the shorter side of a size, of several sizes the largest one."""
+    """Return the shorter side of a size; of several sizes, the largest shorter side."""
     if isinstance(value, int | float):
         return int(value)
     if all(isinstance(item, int | float) for item in value):

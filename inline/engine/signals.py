@@ -28,10 +28,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 # EX_TEMPFAIL of sysexits.h ("try again later"). Python, shells and signals never produce this code.
 EXIT_PREEMPTED = 75
-# Ended by Ctrl-C without a checkpoint of the last step: 128 + SIGINT, as in shells.
+# Stopped by Ctrl-C without saving the last step: 128 + SIGINT, as in shells.
 EXIT_INTERRUPTED = 130
-# A launcher that forwards Ctrl-C, which a terminal sends to all processes, delivers it twice. Within this
-# time they count as one.
+# A terminal sends Ctrl-C to all processes, and a launcher may forward it again. Within this time both count
+# as one.
 REPEAT_SECONDS = 0.3
 
 # Maximum lifetime of a data worker after a stop signal to the whole job.
@@ -78,7 +78,7 @@ class StopRequest:
         os.register_at_fork(after_in_child=_ignore_foreign_signals)
 
     def ignore_signals(self) -> None:
-        """Ignore further signals, so that none changes the exit code, except Ctrl-C, which ends the process.
+        """Ignore further signals so that they do not change the exit code; Ctrl-C still ends the process.
 
         The interpreter drops Python's handlers early when it shuts down; SIG_IGN stays.
         """
@@ -111,7 +111,7 @@ class StopRequest:
 def end_with_launcher() -> None:
     """End this process when the elastic agent ends, even by SIGKILL, and data workers with this process.
 
-    Otherwise they would train on without a launcher, and a resumed run would write to the same files.
+    Otherwise they would continue without a launcher, and a resumed run would write to the same files.
     """
     launcher = int(os.environ.get(LAUNCHER_ENV, '0'))
     if launcher and os.getppid() == launcher:

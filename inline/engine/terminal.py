@@ -1,8 +1,8 @@
 """What a run prints to the terminal: progress, metrics and warnings. The log file has everything.
 
 MMEngine prints every record of the log: environment, config, hooks and tables, some hundred lines before the
-first loss. Without ``--verbose`` only a part of the records passes :class:`TerminalFilter`;
-:class:`~inline.engine.hooks.summary.SummaryHook` prints what is trained on what, and the results.
+first loss. Without ``--verbose``, :class:`TerminalFilter` passes only some of the records, and
+:class:`~inline.engine.hooks.summary.SummaryHook` prints a summary of the run and the results.
 """
 
 import logging
@@ -17,7 +17,7 @@ from inline.openmmlab.backbones import LOAD_REPORTS
 from inline.openmmlab.patches import configure_terminal_handlers
 
 _PACKAGE = str(Path(inline.__file__).parent)
-# Deprecations inside MMEngine and the toolboxes, which a user can do nothing about.
+# Deprecation warnings inside MMEngine and the toolboxes, on which users cannot act.
 _NOISE = (
     '"FileClient" will be deprecated',
     '"HardDiskBackend" is the alias',
@@ -25,13 +25,13 @@ _NOISE = (
 )
 # Key of the message hub with the last and the best value of the metric; empty before the first validation.
 METRIC_INFO = 'metric_summary'
-# Attribute of records that the terminal does not show, because they are printed otherwise.
+# Attribute of records that the terminal does not show, because they are printed elsewhere.
 FILE_ONLY = {'file_only': True}
 
 
 @contextmanager
 def terminal_log(verbose: bool, with_tables: bool = False) -> Iterator[None]:
-    """Let runners that are created in the block print a short log, or MMEngine's with `verbose`.
+    """Let runners created in this context print a short log, or MMEngine's log with `verbose`.
 
     Args:
         verbose: Whether to print everything.

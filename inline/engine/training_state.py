@@ -1,7 +1,7 @@
-"""Checks of the training state in a checkpoint before a run takes it over.
+"""Checks of the training state in a checkpoint before a run is resumed from it.
 
-torch and MMEngine set it as it is. Optimizer kernels then read and write memory according to the shape of the
-parameter, not of the state, and a wrong type fails many steps later.
+torch and MMEngine load it unchecked. Optimizer kernels then read and write memory according to the shape of
+the parameter, not of the state, and a wrong type fails many steps later.
 """
 
 import inspect
@@ -28,7 +28,7 @@ def check_progress(meta: Mapping[str, Any], path: str) -> None:
         if not is_count and not (name == 'seed' and value is None):
             raise UserError(
                 f'checkpoint {path!r} cannot be resumed: its {name} is {format_value(value)}, '
-                'must be a number from 0'
+                'must be a non-negative number'
             )
 
 
@@ -104,8 +104,8 @@ def _check_optimizer(name: str, optimizer: Optimizer, saved: Any) -> None:
 def _probe_state(cls: type[Optimizer], group: Mapping[str, Any], ndim: int) -> dict[str, str] | None:
     """Return the entries that an optimizer keeps for a parameter, and the shape of each.
 
-    They are read off one step of a new optimizer on a parameter with `ndim` dimensions. None for an optimizer
-    that cannot be built from the settings of its group or that needs a closure.
+    They are taken from one step of a new optimizer on a parameter with `ndim` dimensions. None for an
+    optimizer that cannot be built from the settings of its group or that needs a closure.
 
     Returns:
         'scalar', 'parameter' (the shape of the parameter) or 'other' by entry.
@@ -136,7 +136,7 @@ def _check_state_entry(label: str, value: Any, parameter: Tensor, shape: str) ->
     if not isinstance(value, Tensor):
         raise _mismatch(label, value, f'must be a {"number" if shape == "scalar" else "tensor"}')
     if shape == 'scalar' and value.numel() != 1:
-        raise _mismatch(f'the shape of {label}', tuple(value.shape), 'must be that of one number')
+        raise _mismatch(f'the shape of {label}', tuple(value.shape), 'must have one element')
     if shape == 'parameter' and value.shape != parameter.shape:
         raise _mismatch(
             f'the shape of {label}',
@@ -150,7 +150,7 @@ def _check_state_entry(label: str, value: Any, parameter: Tensor, shape: str) ->
 
 
 def _check_kinds(label: str, own: Mapping[str, Any], saved: Mapping[str, Any], owner: type = object) -> None:
-    """Raise if a saved setting has another kind of value than this run's, or hides a method of `owner`."""
+    """Raise if the type of a saved setting differs from this run's, or if it hides a method of `owner`."""
     for key, value in saved.items():
         if not isinstance(key, str) or callable(getattr(owner, key, None)):
             raise _mismatch(f'{label}: setting', key, 'is unknown')

@@ -1,10 +1,10 @@
-"""Lock of a work directory: two trainings in one folder would overwrite each other's files.
+"""Lock of a work directory: two runs in one folder would overwrite each other's files.
 
 Rank 0 holds ``run.lock`` while it trains. The file says who holds it: process, host, start time and job. The
 process also has a POSIX lock on the file, which the kernel releases when the process ends in any way, and
 which data workers do not inherit. Two runs that start at once compete for it, so exactly one wins.
 
-The file that a killed process left behind is taken over if the process does not run any more. On another host
+The file that a killed process left behind is taken over if the process is no longer running. For another host
 this cannot be checked. Only a job that was restarted, by the elastic agent or by SLURM, takes over its own
 lock from another host.
 """
@@ -31,10 +31,10 @@ from inline.utils.processes import find_process
 LOCK_NAME = 'run.lock'
 # A network file system releases the locks of a host that has crashed after its lease, 90 seconds for NFS.
 _RESTART_SECONDS = 120
-# The holder has a POSIX lock before it has written who it is.
+# Time that a new holder may take from the POSIX lock to writing its name.
 _WRITE_SECONDS = 2
 _IN_USE = (errno.EACCES, errno.EAGAIN)
-# Some network file systems do not support locks. The content of the file then has to do.
+# Some network file systems do not support locks. Then only the content of the file counts.
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -138,7 +138,7 @@ class WorkDirLock:
             if self._is_current() and Holder.parse(self._read()) == self._holder:
                 self.path.unlink()
         except OSError:
-            pass  # The folder was removed or cannot be written any more. The lock is stale after this.
+            pass  # The folder was removed or is no longer writable. The lock is stale from now on.
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -203,7 +203,7 @@ class WorkDirLock:
         )
 
     def _in_use(self, holder: Holder | None) -> str:
-        who = 'another training' if holder is None else f'the training of {holder}'
+        who = 'another training run' if holder is None else f'the training run of {holder}'
         return (
             f'work directory {str(self.path.parent)!r} is in use by {who}: wait for it, stop it, or choose '
             'another --work-dir'

@@ -17,7 +17,7 @@ from inline.checkpoints import read_file
 from inline.engine import resume
 from inline.engine.distributed.setup import start_gloo
 from inline.engine.launch import prepare_run
-from inline.engine.resume import choose_checkpoint, newest_good, read_state
+from inline.engine.resume import choose_checkpoint, newest_valid, read_state
 from inline.utils.errors import UserError
 from tests.engine.distributed.ranks import run_ranks
 
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(
     good, bad = save(tmp_path, 10), save(tmp_path, 20)
     bad.write_bytes(damage(bad.read_bytes()))
     write_last_checkpoint(tmp_path, bad)
-    assert newest_good(config(tmp_path)) == (str(good), 7)
+    assert newest_valid(config(tmp_path)) == (str(good), 7)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(f'resume: skipped {bad}: ')
@@ -174,7 +174,7 @@ def test_no_good_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
     for step in (10, 20):
         save(tmp_path, step).write_bytes(b'')
     with pytest.raises(UserError, match=r'no checkpoint in .* can be resumed, see above') as raised:
-        newest_good(config(tmp_path))
+        newest_valid(config(tmp_path))
     assert '\n' not in str(raised.value)
 
 
@@ -193,10 +193,10 @@ def test_a_deleted_last_checkpoint_is_not_a_fresh_start(
 ) -> None:
     write_last_checkpoint(tmp_path, tmp_path / 'iter_30.pth')
     with pytest.raises(UserError, match='can be resumed'):
-        newest_good(config(tmp_path))
+        newest_valid(config(tmp_path))
     assert 'iter_30.pth: does not exist' in capsys.readouterr().out
     good = save(tmp_path, 20)
-    assert newest_good(config(tmp_path))[0] == str(good)
+    assert newest_valid(config(tmp_path))[0] == str(good)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_last_checkpoint_must_name_a_file_of_the_run(named: str, tmp_path: Path)
     with pytest.raises(
         UserError, match=r"last_checkpoint' names .* must be a checkpoint in the work directory"
     ):
-        newest_good(config(tmp_path))
+        newest_valid(config(tmp_path))
 
 
 def test_last_checkpoint_cannot_name_a_file_of_another_folder(
@@ -220,7 +220,7 @@ def test_last_checkpoint_cannot_name_a_file_of_another_folder(
         folder.mkdir()
     own = save(work, 20)
     write_last_checkpoint(work, save(other, 30))
-    assert newest_good(config(work))[0] == str(own)
+    assert newest_valid(config(work))[0] == str(own)
     assert f'{work / "iter_30.pth"}: does not exist' in capsys.readouterr().out
 
 
@@ -245,21 +245,21 @@ def test_a_run_does_not_write_through_links_in_its_work_directory(tmp_path: Path
 def test_a_checkpoint_newer_than_last_checkpoint_is_used(tmp_path: Path) -> None:
     write_last_checkpoint(tmp_path, save(tmp_path, 90))
     new = save(tmp_path, 100)
-    assert newest_good(config(tmp_path))[0] == str(new)
+    assert newest_valid(config(tmp_path))[0] == str(new)
 
 
 def test_checkpoints_of_an_older_run_are_not_used(tmp_path: Path) -> None:
     save(tmp_path, 1000, time=50)
     own = save(tmp_path, 100, time=60)
     write_last_checkpoint(tmp_path, own)
-    assert newest_good(config(tmp_path))[0] == str(own)
+    assert newest_valid(config(tmp_path))[0] == str(own)
 
 
 def test_a_copy_with_other_modification_times_resumes_from_the_same_step(tmp_path: Path) -> None:
     last = save(tmp_path, 1000, time=50)
     save(tmp_path, 900, time=60)
     write_last_checkpoint(tmp_path, '/another/machine/iter_1000.pth')
-    assert newest_good(config(tmp_path))[0] == str(last)
+    assert newest_valid(config(tmp_path))[0] == str(last)
 
 
 @pytest.mark.parametrize('elsewhere', [False, True])
@@ -274,7 +274,7 @@ def test_a_copied_run_resumes_from_its_own_files(elsewhere: bool, tmp_path: Path
         (tmp_path / name).mkdir(exist_ok=True)
         write_last_checkpoint(tmp_path / name, folders['original'] / 'iter_10.pth')
         save(folder, 10)
-    assert newest_good(config(tmp_path / 'copied', **settings))[0] == str(folders['copied'] / 'iter_10.pth')
+    assert newest_valid(config(tmp_path / 'copied', **settings))[0] == str(folders['copied'] / 'iter_10.pth')
 
 
 def small_checkpoint(as_zip: bool) -> bytes:
@@ -315,7 +315,7 @@ def test_best_and_published_files_are_not_resumed(tmp_path: Path) -> None:
     good = save(tmp_path, 10)
     for name in ('best_acc_iter_20.pth', 'iter_20-0a1b2c3d.pth', 'other.pth', '.iter_20.pth.7.part'):
         (tmp_path / name).write_bytes(checkpoint(20))
-    assert newest_good(config(tmp_path))[0] == str(good)
+    assert newest_valid(config(tmp_path))[0] == str(good)
 
 
 def test_the_hook_may_save_in_another_folder_with_other_names(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_the_hook_may_save_in_another_folder_with_other_names(tmp_path: Path) ->
     (elsewhere / 'step-5.pth').write_bytes(checkpoint(5))
     hook = {'type': 'CheckpointHook', 'out_dir': str(tmp_path / 'elsewhere'), 'filename_tmpl': 'step-{}.pth'}
     cfg = config(work, default_hooks={'checkpoint': hook})
-    assert newest_good(cfg)[0] == str(elsewhere / 'step-5.pth')
+    assert newest_valid(cfg)[0] == str(elsewhere / 'step-5.pth')
 
 
 @pytest.mark.parametrize('own', [None, 7, 3])

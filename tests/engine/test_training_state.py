@@ -59,7 +59,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     'Python number': (set_state('exp_avg', 1.0), r'is 1\.0, must be a tensor'),
     'large state': (set_state('exp_avg_sq', torch.zeros(200, 3)), r'is \(200, 3\), must be'),
     'transposed state': (set_state('exp_avg', torch.zeros(3, 2)), r'is \(3, 2\), must be'),
-    'several steps': (set_state('step', torch.zeros(2)), r'is \(2,\), must be that of one number'),
+    'several steps': (set_state('step', torch.zeros(2)), r'is \(2,\), must have one element'),
     'missing state': (
         lambda content: content['optimizer']['state'][0].pop('exp_avg'),
         r"is \['exp_avg_sq', 'step'\], must be step, exp_avg, exp_avg_sq",

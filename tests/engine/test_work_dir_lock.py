@@ -77,7 +77,7 @@ def test_lock_of_a_running_process_is_refused_and_that_of_a_killed_one_is_taken_
     with pytest.raises(UserError) as refused:
         WorkDirLock(tmp_path)
     assert str(refused.value) == (
-        f'work directory {str(tmp_path)!r} is in use by the training of {who}: wait for it, stop it, or '
+        f'work directory {str(tmp_path)!r} is in use by the training run of {who}: wait for it, stop it, or '
         'choose another --work-dir'
     )
     os.kill(child, signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_process_id_that_another_process_has_now_is_not_the_holder(tmp_path: Pat
     write(tmp_path, pid=os.getpid(), start=f'{this.start}0')
     WorkDirLock(tmp_path).release()
     write(tmp_path, pid=os.getpid(), start=this.start)
-    with pytest.raises(UserError, match=f'in use by the training of process {os.getpid()} on host'):
+    with pytest.raises(UserError, match=f'in use by the training run of process {os.getpid()} on host'):
         WorkDirLock(tmp_path)
 
 

@@ -161,7 +161,7 @@ def assert_in_use(launcher: Launcher, work_dir: Path, flags: list[str]) -> None:
     refused = run_tool('tools/train.py', CONFIG, *flags)
     assert refused.returncode == 2
     assert re.fullmatch(
-        rf"error: work directory '.*' is in use by the training of process {launcher.pids[0]} on host '.+' "
+        rf"error: work directory '.*' is in use by the training run of process {launcher.pids[0]} on host '.+' "
         r'since \d{4}-\d\d-\d\d .*: wait for it, stop it, or choose another --work-dir\n',
         refused.stderr,
     ), refused.stderr

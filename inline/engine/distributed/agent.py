@@ -83,7 +83,7 @@ class PreemptibleAgent(LocalElasticAgent):
         return super()._start_workers(worker_group)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        # TORCHELASTIC_RESTART_COUNT counts failures only, not restarts because a lost machine came back.
+        # TORCHELASTIC_RESTART_COUNT counts failures only, not restarts because a lost machine rejoined.
         os.environ[RESTARTED_ENV] = '1'
         super()._restart_workers(worker_group)
 
@@ -104,14 +104,14 @@ class PreemptibleAgent(LocalElasticAgent):
 
 
 def main() -> None:
-    """Run the workers described by the command line and exit with the code of the module docstring."""
+    """Run the workers described by the command line; exit with one of the codes in the module docstring."""
     args = parse_args(sys.argv[1:])
     if args.local_addr is None:
         args.local_addr = _local_address(args.rdzv_endpoint.rsplit(':', 1)[0])
     # The store that workers would share with the rendezvous stays on the machine of the first rank 0, even
     # after that machine is lost.
     os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'
-    # The agent handles STOP_SIGNALS itself. These signals end the run as with torchrun.
+    # The agent handles STOP_SIGNALS itself. These other signals end the run, as with torchrun.
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = 'SIGHUP,SIGQUIT'
     # torch would log every exit with code 75 as a failure.
     logging.getLogger('torch.distributed.elastic.multiprocessing.api').setLevel(logging.CRITICAL)
@@ -159,7 +159,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         result = agent.run()
     finally:
-        # After a signal, leave the rendezvous open: this machine may come back and join the others again.
+        # After a signal, leave the rendezvous open: this machine may rejoin the others.
         if not isinstance(sys.exception(), SignalException):
             rendezvous.shutdown()
     if agent.preempted:

@@ -1,4 +1,4 @@
-"""Distributed runs: process group, configs without GPUs, results and errors that all ranks share."""
+"""Distributed runs: process group, running without GPUs, results and errors shared by all ranks."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -47,12 +47,12 @@ def adapt_to_hardware(cfg: Config) -> None:
 
 
 def join_process_group(cfg: Config) -> None:
-    """Initialize the process group of a distributed run, unless this has been done."""
+    """Initialize the process group of a distributed run, unless it already exists."""
     launcher = cfg.get('launcher') or 'none'
     if launcher == 'none' or dist.is_initialized():
         return
     if launcher == 'slurm':
-        # MMEngine would take the first host of the job, which another step may not use, and one port for all.
+        # MMEngine would use the first host of the job, which this step may not run on, and one fixed port.
         os.environ.update(torchrun_environment(os.environ))
     if torch.cuda.is_available():
         init_dist(launcher, **(cfg.get('env_cfg') or {}).get('dist_cfg', {}))

@@ -1,4 +1,4 @@
-"""The process group of a SLURM step, described by the environment of its tasks. Imports no torch."""
+"""The process group of a SLURM step, read from the environment of its tasks. Does not import torch."""
 
 import re
 import socket
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from inline.utils.errors import UserError
 
 DEFAULT_PORT = '29500'
-# Below the ports that the kernel hands out (from 32768 on Linux), and without tools/dist_train.sh's 29500.
+# Below the ephemeral ports (from 32768 on Linux), and excluding 29500 of tools/dist_train.sh.
 _FIRST_PORT, _NUM_PORTS = 10000, 19000
 # Steps of one job that may run at the same time without sharing a port.
 _STEPS_PER_JOB = 16
@@ -48,7 +48,7 @@ def node_address(name: str) -> str:
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        # Not asked first: every rank asks, and the controller of a large cluster is busy enough.
+        # Only as a fallback: every rank sends this query to the controller.
         shown = subprocess.run(
             ['scontrol', '--oneliner', 'show', 'node', name], capture_output=True, text=True, check=False
         ).stdout

@@ -22,7 +22,7 @@ from inline.utils.arguments import format_value, hint
 from inline.utils.atomic import atomic_write, remove_temporary_files
 from inline.utils.errors import UserError
 
-# Key of a checkpoint's meta data: number of processes, batch size and number of samples.
+# Key of a checkpoint's metadata: number of processes, batch size and number of samples.
 DATA_SPLIT = 'data_split'
 
 
@@ -49,15 +49,15 @@ class AtomicCheckpointHook(CheckpointHook):
     """MMEngine's checkpoint hook with atomic files and an order of operations that is safe against crashes.
 
     It writes the new checkpoint first, then ``last_checkpoint``, and deletes outdated files last. If the disk
-    is full, the previous files stay and training continues until the next save; only after the last step
-    this is an error. When a run is resumed, the hook repeats a validation that the interrupted run missed.
+    is full, the previous files are kept and training continues until the next save; it is an error only
+    after the last step. When a run is resumed, the hook repeats a validation that the interrupted run missed.
 
     A resumed checkpoint lists files of its run. The hook accepts from that list only names that it would
     choose itself, in its own output folder. So a copied run does not touch the original, and a malicious
     checkpoint cannot delete other files.
 
-    Every checkpoint has the id of its run and what the exact continuation depends on: the number of
-    processes, the batch size and the length of the data.
+    Every checkpoint stores the id of its run and what an exact resume depends on: the number of processes,
+    the batch size and the number of training samples.
     """
 
     keep_ckpt_ids: deque[int]
@@ -80,7 +80,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume the checkpoint of a different model, whose weights MMEngine would load in part.
 
-        Warn if the number of processes, the batch size or the length of the data has changed.
+        Warn if the number of processes, the batch size or the number of training samples has changed.
         """
         if not runner._resume:
             return
@@ -186,7 +186,7 @@ class AtomicCheckpointHook(CheckpointHook):
         hub = runner.message_hub
         old = self._best_paths()
         previous = {key: value for key, value in hub.runtime_info.items() if 'best_' in key}
-        # MMEngine deletes the old files that it knows before it saves the new one: hide them.
+        # MMEngine would delete the old files before it saves the new one: hide them from it.
         self._set_best_paths(dict.fromkeys(old))
         hub.update_info('outdated_ckpts', [path for path in old.values() if path])
         try:
@@ -276,7 +276,7 @@ class AtomicCheckpointHook(CheckpointHook):
             try:
                 names = remove_temporary_files(folder)
             except OSError as error:
-                # Not worth a failure, which would leave the other ranks waiting.
+                # Do not raise: the other ranks would wait.
                 runner.logger.warning(f'temporary files in {folder} could not be removed: {error.strerror}')
                 continue
             if names:
@@ -300,7 +300,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 def data_split(runner: Runner) -> dict[str, int | None]:
-    """Return how the training data is divided into batches; None for what is not known."""
+    """Return how the training data is divided into batches; unknown values are None."""
     loader = runner.train_dataloader
     return {
         'processes': get_world_size(),

@@ -27,7 +27,7 @@ from inline.registry import HOOKS
 
 @HOOKS.register_module()
 class DataValidationHook(Hook):
-    """Skip training samples that cannot be read, and log them: every time there are more, and at the end.
+    """Skip training samples that cannot be read, and log them when they occur and at the end.
 
     Args:
         max_skipped: How many samples of a dataset may be skipped before training stops: a fraction of the
@@ -44,7 +44,7 @@ class DataValidationHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.folder = Path(runner.work_dir, FOLDER)
-        # This synchronizes the ranks: none may load data before the lists of an earlier run are deleted.
+        # Synchronizes the ranks: none may load data before the lists of an earlier run are deleted.
         with raise_on_all_ranks():
             clear_skipped(self.folder)
         for i, dataset in enumerate(built_datasets(runner.train_dataloader.dataset)):
@@ -64,7 +64,7 @@ class DataValidationHook(Hook):
         self._report_new(runner)
 
     def after_train(self, runner: Runner) -> None:
-        # The summary at the end of the run has the number.
+        # The summary at the end of the run includes the number.
         runner.logger.info(format_skipped(read_skipped(self.folder)), extra=FILE_ONLY)
 
     def _report_new(self, runner: Runner) -> None:

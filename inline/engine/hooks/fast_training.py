@@ -49,8 +49,8 @@ class ProgressiveResizeHook(Hook):
 class CompileBackboneHook(Hook):
     """Compile the backbone for training with ``torch.compile``; validate in eager mode.
 
-    Every new shape of a batch compiles again, which takes a minute or two. Use a batch size that divides the
-    dataset, or drop the last batch.
+    Every new batch shape triggers a recompilation, which takes a minute or two. Use a batch size that divides
+    the dataset, or drop the last batch.
 
     Args:
         options: Arguments of ``torch.compile``.

@@ -1,4 +1,4 @@
-"""Full disk: a run continues without logs and curves, and stops with one line where it needs the file.
+"""Full disk: a run continues without logs and curves, and stops with one line if it needs the file.
 
 :mod:`inline.engine.hooks.checkpoint` handles checkpoints that cannot be written.
 """

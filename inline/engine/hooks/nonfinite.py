@@ -30,13 +30,13 @@ from inline.utils.errors import UserError
 from inline.utils.resources import format_tool
 
 _SHOWN_IMAGES = 16
-# Key of the count in the message hub. Checkpoints hold it, so that a resumed run continues to count.
+# Key of the count in the message hub, which is saved in checkpoints, so a resumed run continues the count.
 _SKIPPED = 'skipped_nonfinite'
 
 _FORMAT = 'inline step 1'
 _CLASS_KEY = '__kind__'
-# Modules of the classes that a batch may hold. A dump can name only these: importing any name found in a
-# file would run code of its choice.
+# Modules of the classes that a batch may contain. A dump can refer only to these: importing an arbitrary name
+# from a file would execute code.
 _MODULES = {
     'BaseDataElement': 'mmengine.structures',
     'InstanceData': 'mmengine.structures',
@@ -70,7 +70,7 @@ class NonFiniteLossHook(Hook):
 
     def __init__(self, skip: int = 0) -> None:
         if not isinstance(skip, int) or isinstance(skip, bool) or skip < 0:
-            raise UserError(f'skip_nonfinite={skip!r}: must be an integer of steps, 0 or more')
+            raise UserError(f'skip_nonfinite={skip!r}: must be a number of steps, an integer >= 0')
         self.skip = skip
 
     def before_train(self, runner: Runner) -> None:
@@ -167,7 +167,7 @@ class NonFiniteLossHook(Hook):
             )
             write_dump(dump, path)
         except Exception as error:
-            # Whatever went wrong, the other ranks wait for this one, and the loss is the message that counts.
+            # Do not raise: the other ranks wait for this one, and the loss is the more important message.
             return f'the step could not be written to {path} ({error})'
         return f'replay it with {format_tool("train", "train")} CONFIG --replay {path}'
 
@@ -249,7 +249,7 @@ class StepDump:
         weights: State dict of the model.
         batch: Output of the data loader as plain data, see :func:`to_plain_data`.
         random_states: States of the generators of Python, NumPy and torch.
-        config: Text of the full config, for the reader only; it is never executed.
+        config: Text of the full config, for information only; it is never executed.
         model_config: Text of the part of the config that the loss depends on.
     """
 
@@ -283,7 +283,7 @@ def read_dump(path: str | Path) -> StepDump:
 
 
 def to_plain_data(value: Any) -> Any:
-    """Convert a batch to tensors, numbers, text and containers; of any other object, keep the repr."""
+    """Convert a batch to tensors, numbers, text and containers; other objects become their repr."""
     if value is None or isinstance(value, str | bytes | int | float):
         return value
     if isinstance(value, Tensor):
@@ -327,7 +327,7 @@ def from_plain_data(value: Any) -> Any:
         return arguments['data'].numpy()
     if name not in _MODULES:
         raise UserError(
-            f'the batch holds {name}, which a dump cannot restore: known are {", ".join(_MODULES)}'
+            f'the batch holds {name}, which a dump cannot restore: supported are {", ".join(_MODULES)}'
         )
     cls = getattr(import_module(_MODULES[name]), name)
     if 'fields' not in arguments:

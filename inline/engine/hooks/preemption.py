@@ -30,7 +30,7 @@ class PreemptionHook(Hook):
     The checkpoint hook repeats a validation that was interrupted, or had not begun, when the run is resumed.
     """
 
-    # After all other hooks: schedulers have stepped and moving averages are up to date.
+    # After all other hooks: schedulers have stepped and the EMA is up to date.
     priority = 'LOWEST'
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PreemptionHook(Hook):
         if batch_idx < self._common_batches and (signum := reduce_signal()):
             for hook in runner.hooks:
                 if isinstance(hook, EMAHook):
-                    # During validation the model holds the averaged weights: swap them back.
+                    # During validation the model holds the EMA weights: swap them back.
                     hook.after_val_epoch(runner)
             self._stop(runner, signum, runner.iter)
 

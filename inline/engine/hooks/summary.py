@@ -1,4 +1,4 @@
-"""The first and the last lines of a run: what is trained on what, and where the results are."""
+"""Summary of a run: model, data and settings before the first step, results after the last."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ from inline.openmmlab.backbones import LOAD_REPORTS
 from inline.registry import HOOKS
 from inline.utils.resources import ROOT
 
-# The metric to report if the config does not choose one with `save_best`, the first that exists.
+# The metric to report if the config does not choose one with `save_best`: the first of these that exists.
 _METRICS = ('accuracy/top1', 'coco/bbox_mAP', 'mIoU')
 _LOWER_IS_BETTER = ('loss', 'error')
 _MAX_NAMES = 8
@@ -31,7 +31,7 @@ _MAX_NAMES = 8
 
 @HOOKS.register_module()
 class SummaryHook(Hook):
-    """Print what is trained on what before the first step, and results and next commands after the last."""
+    """Print model, data and settings before the first step; results and next commands after the last."""
 
     # After the metrics are recorded, before they are logged and before a missed validation is repeated.
     priority = 'HIGH'
@@ -124,7 +124,7 @@ def next_commands(runner: Runner) -> list[str]:
 
 
 def resume_command(argv: Sequence[str]) -> str:
-    """Return the command that continues a training started with `argv`, or what to change in it."""
+    """Return the command that resumes the run started with `argv`, or what to change in it."""
     if '--launcher' in argv:
         return 'the same command with --resume'
     words = list(argv)
@@ -166,8 +166,8 @@ def read_metric(runner: Runner, metrics: dict[str, float]) -> tuple[str, float, 
     """Return name, last value and best value of the metric to report, None before the first validation.
 
     Args:
-        runner: Its message hub has the metrics of all validations, also of a resumed run.
-        metrics: Metrics of the last validation, which the hub has already; empty if unknown.
+        runner: Its message hub has the metrics of all validations, including those before a resume.
+        metrics: Metrics of the last validation, which the hub already contains; empty if unknown.
     """
     history = {
         key.removeprefix('val/'): buffer.data[0]
