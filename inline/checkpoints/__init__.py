@@ -1,4 +1,4 @@
-"""Weight files: the only code that opens one.
+"""Reading and loading weights: the only package that opens a weight file.
 
 :func:`read_checkpoint` reads a file, folder, URL or Hub name. :func:`load_partial_state_dict` loads weights
 into a module and returns a :class:`LoadReport`. Everything else calls these two.

@@ -2,7 +2,7 @@
 
 numpy trusts the state of a pickled array and of its dtype: a file could declare its bytes to be pointers to
 objects. Here a dtype is always one of numpy's own numeric ones, its state is never set, and an array has as
-many bytes as its shape needs. Without numpy the functions are not available.
+many bytes as its shape requires. Without numpy the functions are not available.
 """
 
 import math
@@ -41,10 +41,10 @@ def set_state(unpickler: Any, owner: Any, state: Any) -> bool:
     if np is None:
         return False
     if isinstance(owner, np.dtype):
-        # Every pickled dtype has a state, which repeats what its name says.
+        # Every pickled dtype has a state, which repeats its name.
         is_plain = type(state) is tuple and len(state) >= 5 and state[2:5] == (None, None, None)
         if not is_plain or state[1] not in _NATIVE_ORDERS:
-            raise RefusedError('it contains a numpy dtype with fields or of another byte order')
+            raise RefusedError('it contains a numpy dtype with fields or a non-native byte order')
         return True
     if type(owner) is not np.ndarray:
         return False
@@ -92,7 +92,7 @@ def _check_content(unpickler: Any, shape: Any, dtype: Any, content: Any) -> None
             f'it contains a numpy array of shape {tuple(shape)} and type {dtype} with {len(content)} bytes'
         )
     if dtype is _DTYPES['b1'] and content.translate(None, b'\0\1'):
-        raise RefusedError('it contains a numpy array of booleans with other values')
+        raise RefusedError('it contains a boolean numpy array with values other than 0 and 1')
     unpickler.spend(len(content))
 
 

@@ -1,4 +1,4 @@
-"""How other projects name the weights of DeiT, ViT, PVT, Swin and CSwin.
+"""Parameter names of DeiT, ViT, PVT, Swin and CSwin in other projects.
 
 A layout renames the tensors of one project to the names of the family's official repository. timm's ViT has
 the names of DeiT; timm's Swin and the models of mmpretrain and mmdet have their own.
@@ -27,8 +27,7 @@ class Layout:
         project: Where the names come from, for messages.
         key: A tensor that every such model has and no other layout does.
         rules: Patterns and replacements, applied one after the other, that give the official names.
-        merges_channels_first: Whether Swin's downsampling has the channels of merged patches before the
-            positions.
+        merges_channels_first: Whether Swin's patch merging orders channels before positions.
     """
 
     family: str
@@ -106,12 +105,12 @@ LAYOUTS = (
     Layout('cswin', 'official', 'stage1_conv_embed.0.weight'),
 )  # fmt: skip
 
-# Relatives of these models that ours do not reproduce, by a tensor that only they have.
+# Related models that ours do not reproduce, by a tensor that only they have.
 _UNSUPPORTED = (
     (r'dist_token', 'a distilled DeiT with a second class token'),
     (r'reg_token', 'a ViT with register tokens'),
     (r'fc_norm\..*', 'a ViT that classifies the mean of its tokens'),
-    (r'.*\.(?:ls\d\.\w+|gamma_?\d(?:\.\w+)?)', 'a transformer with layer scale, as DeiT III'),
+    (r'.*\.(?:ls\d\.\w+|gamma_?\d(?:\.\w+)?)', 'a transformer with layer scale, such as DeiT III'),
     (r'.*\.attn\.(?:w_msa\.)?logit_scale', 'Swin V2'),
     (r'absolute_pos_embed', 'a Swin with absolute positions'),
     (r'.*\.mlp\.dwconv\..*|layers\.0\.1\.0\.attn\.attn\.in_proj_weight', 'PVT v2'),
@@ -125,7 +124,7 @@ def find_layout(names: Collection[str]) -> Layout | None:
 
 
 def find_unsupported(names: Collection[str]) -> str | None:
-    """Return what a related model is that cannot be converted, with the tensor that shows it."""
+    """Return the name of a related model that cannot be converted, with the tensor that identifies it."""
     for pattern, title in _UNSUPPORTED:
         for name in names:
             if re.fullmatch(pattern, name.removeprefix(PREFIX)):
@@ -134,7 +133,7 @@ def find_unsupported(names: Collection[str]) -> str | None:
 
 
 def conversion_hint(weights: Mapping[str, Tensor]) -> str:
-    """Return how to convert weights of another project that were given for one of our models; '' if ours."""
+    """Return how to convert weights of another project passed to one of our models; '' for our weights."""
     layout = None if is_official(weights) else find_layout(weights)
     if layout is None:
         return ''

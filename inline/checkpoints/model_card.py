@@ -1,6 +1,6 @@
 """Model cards: the README.md next to published weights.
 
-A card describes the attention that the blocks really have, how to load the weights, and known results.
+A card describes the attention of the blocks, how to load the weights, and known results.
 Measured and expected results are listed separately.
 """
 
@@ -33,7 +33,7 @@ The name is accepted wherever weights are: `--pretrained {name}`, `init_cfg`, `I
 
 @dataclass(frozen=True)
 class PublishedModelCard:
-    """What a card states.
+    """The content of a model card.
 
     Args:
         name: Name of the config.
@@ -48,7 +48,7 @@ class PublishedModelCard:
         attention: Number of blocks per attention, see :func:`count_attention`; empty if unknown.
         license_id: Licence as the Hugging Face Hub names it; None to state none.
         training: Facts about data and training, one sentence each.
-        measured: Metrics of this file, measured by the tool that writes the card; empty if it did not.
+        measured: Metrics of this file, measured by the tool that writes the card; empty if not measured.
         packaged: Whether the file is part of the package, where its name is enough to load it.
     """
 

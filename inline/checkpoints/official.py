@@ -32,7 +32,7 @@ FAMILIES: dict[str, type[Backbone]] = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a name: family, size, and the images and the number of classes that it is trained with."""
+    """A named model: family, size, and the image size and number of classes of its training."""
 
     family: str
     arch: str
@@ -42,13 +42,13 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """For example inline-swin-tiny; inline-swin-base-384 where a model for 224 exists, too."""
+        """For example inline-swin-tiny, or inline-swin-base-384 if there is also a model for 224."""
         suffix = '-384' if self.img_size == 384 else ''
         return f'inline-{self.family}-{self.arch}{suffix}'
 
     @property
     def pretrained_cfg(self) -> PretrainedCfg:
-        """Images are normalised as for ImageNet and resized without keeping their aspect ratio."""
+        """ImageNet normalisation, and a resize that does not keep the aspect ratio."""
         size = (3, self.img_size, self.img_size)
         return PretrainedCfg(size, crop_pct=self.crop_pct, num_classes=self.num_classes)
 

@@ -22,7 +22,7 @@ _MAX_DEPTH = 100
 _MAX_BITS = 2048
 _MAX_DIMS = 32
 _MAX_ELEMENTS = 2**48
-# A reference to an object that occurs elsewhere takes two bytes.
+# A reference to a shared object takes two bytes.
 _ITEMS_PER_BYTE = 4
 _FREE_ITEMS = 100_000
 _MAX_NAME = 100
@@ -42,11 +42,11 @@ class UnsupportedTensor:
 def check_sizes(sizes: Any) -> None:
     """Raise unless `sizes` is a tuple or list of a few non-negative integers whose product is not huge."""
     if type(sizes) not in (tuple, list, torch.Size) or len(sizes) > _MAX_DIMS:
-        raise RefusedError('it contains a wrong shape')
+        raise RefusedError('it contains an invalid shape')
     if not all(type(size) is int and size >= 0 for size in sizes):
-        raise RefusedError('it contains a wrong shape')
+        raise RefusedError('it contains an invalid shape')
     if math.prod(size for size in sizes if size) > _MAX_ELEMENTS:
-        raise RefusedError('it contains a wrong shape')
+        raise RefusedError('it contains an invalid shape')
 
 
 def check_plain_data(data: Any, num_bytes: int) -> None:
@@ -101,7 +101,7 @@ class _Node:
 
 
 def _children(value: Any) -> Iterable[tuple[str, Any]]:
-    """Yield names and values of the items of a container; a leaf is its own only item."""
+    """Yield names and values of the items of a container; a leaf yields itself."""
     if type(value) not in _CONTAINERS:
         yield '', value
         return
@@ -122,10 +122,10 @@ def _check_leaf(value: Any, path: list[_Node], name: str) -> None:
         )
     if type(value) is int and value.bit_length() > _MAX_BITS:
         raise RefusedError(f'{_name(path, name)} is an integer of {value.bit_length()} bits')
-    # Operators use the bytes of a mask as numbers.
+    # Operators use the bytes of a boolean mask as numbers.
     is_mask = isinstance(value, Tensor) and value.dtype is torch.bool and value.numel() > 0
     if is_mask and value.view(torch.uint8).max() > 1:
-        raise RefusedError(f'{_name(path, name)} is a tensor of booleans with other values')
+        raise RefusedError(f'{_name(path, name)} is a boolean tensor with values other than 0 and 1')
     is_known = type(value) in _LEAVES or type(value) in _TORCH_LEAVES or _is_array(value)
     if not is_known and type(value).__name__ != 'HistoryBuffer':
         described = getattr(value, 'name', type(value).__name__)

@@ -1,4 +1,4 @@
-"""What travels with weights: how their images were prepared, and the names of their classes.
+"""Metadata of weights: preprocessing of their images and class names, as in timm.
 
 The keys are those of timm's ``pretrained_cfg``. Published files carry them in their metadata and in
 ``config.json``. For a training checkpoint they are read from the config that it contains.
@@ -24,7 +24,7 @@ INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos', 'box', 'h
 
 @dataclass(frozen=True)
 class PretrainedCfg:
-    """Input and classes of trained weights.
+    """Preprocessing and classes of trained weights.
 
     Args:
         input_size: Channels, height and width of the images.
@@ -100,7 +100,7 @@ def pretrained_cfg_of_config(text: str, classes: Sequence[str] = ()) -> Pretrain
         values['classes'] = list(classes) if len(classes) == values['num_classes'] else []
         return parse_pretrained_cfg(values, 'the config')
     except (UserError, TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError):
-        # A config of another project, with other steps.
+        # A config of another project with unknown transforms.
         return None
 
 

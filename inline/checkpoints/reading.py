@@ -1,4 +1,4 @@
-"""Reading a checkpoint: the one function through which every entry point gets its weights."""
+"""Reading a checkpoint: every entry point gets its weights from :func:`read_checkpoint`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from inline.checkpoints.unpickling import NotPlainDataError
 from inline.utils.arguments import format_value
 from inline.utils.errors import UserError, printable
 
-# Where training scripts keep the weights, in order of preference: the moving average (EMA) first.
+# Keys under which training scripts store the weights, in order of preference: EMA first.
 WEIGHT_KEYS = ('state_dict_ema', 'model', 'state_dict')
 
 
@@ -37,9 +37,9 @@ class Checkpoint:
     Args:
         source: Path, URL or name as the user gave it.
         state_dict: Weights under our names.
-        meta: What the training wrote about itself: ``cfg``, ``dataset_meta``, ``epoch``, …; may be empty.
+        meta: Metadata of the training run: ``cfg``, ``dataset_meta``, ``epoch``, …; may be empty.
         content: Everything in the file; ``state_dict`` and ``meta`` are the two above.
-        is_ema: Whether the weights are the moving average of a training.
+        is_ema: Whether the weights are an exponential moving average.
         official: The released model that the weights were converted from, if they were.
         converted: The conversion from a plain DeiT, PVT, Swin or CSwin of another project, if there was one.
     """
@@ -54,7 +54,7 @@ class Checkpoint:
 
     @property
     def dataset_meta(self) -> Mapping[str, Any]:
-        """Classes and palette of the training dataset; empty if the file does not say."""
+        """Classes and palette of the training dataset; empty if the file does not contain them."""
         found = self.meta.get('dataset_meta')
         meta = dict(found) if isinstance(found, Mapping) else {}
         names = meta.get('classes')
@@ -71,7 +71,7 @@ class Checkpoint:
 
     @property
     def pretrained_cfg(self) -> PretrainedCfg | None:
-        """Mean, std, image size and classes of the weights; None if the file does not say."""
+        """Mean, std, image size and classes of the weights; None if the file does not contain them."""
         stored = self.meta.get(META_KEY)
         if isinstance(stored, Mapping):
             return parse_pretrained_cfg(stored, f'checkpoint {self.source!r}')
@@ -108,9 +108,9 @@ def read_checkpoint(
     Args:
         source: A .pth or .safetensors file, a folder of ``tools/publish.py`` or ``save_pretrained``, a URL
             (http, https or file), ``user/model`` on the Hugging Face Hub, or the name of weights in the
-            package. The file may be a checkpoint of a training, a plain state dict, or one that the authors
-            released; the latter is converted. A prefix ``module.`` is removed. Of a training with a moving
-            average, that average is returned.
+            package. The file may be a training checkpoint, a plain state dict, or one that the authors
+            released; the latter is converted. A prefix ``module.`` is removed. If the file has EMA weights,
+            these are returned.
         map_location: As in :func:`torch.load`.
         convert_softmax_models: Whether to convert the weights of a plain DeiT, ViT, PVT, Swin or CSwin of
             timm, mmpretrain, mmdet or the official repositories to our names, for one of our backbones. Not
@@ -155,7 +155,7 @@ def as_checkpoint(content: Any, source: str | Path, convert_softmax_models: bool
         state_dict=state_dict,
         meta=meta,
         content={**rest, 'meta': meta, 'state_dict': state_dict},
-        # MMEngine saves the average as state_dict and the weights of the optimizer as ema_state_dict.
+        # MMEngine saves the EMA as state_dict and the weights of the optimizer as ema_state_dict.
         is_ema=key == 'state_dict_ema' or 'ema_state_dict' in content,
         official=official,
         converted=converted,
@@ -185,7 +185,7 @@ def _tensors(state_dict: Mapping[Any, Any], source: str | Path) -> StateDict:
 
 
 def _is_palette(value: Any) -> bool:
-    """Return whether `value` is a list or array of colours; some datasets give a word instead."""
+    """Return whether `value` is a list or array of colours; some datasets have a string instead."""
     rows = value.tolist() if hasattr(value, 'tolist') else value
     return isinstance(rows, list | tuple) and all(
         isinstance(row, list | tuple) and len(row) == 3 and all(isinstance(part, int | float) for part in row)
@@ -209,17 +209,17 @@ def _one_line_errors(checkpoint: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f'{checkpoint} requires the package safetensors: pip install safetensors') from error
     except OSError as error:
-        # Errors of opening name the file. Others come from offsets beyond the end of a truncated file.
+        # Errors while opening have a file name. Others are offsets beyond the end of a truncated file.
         reason = (error.strerror or error) if error.filename else 'it is damaged or not a checkpoint'
         raise UserError(f'{checkpoint} cannot be read: {reason}') from error
     except NotPlainDataError as error:
         raise UserError(
             f'{checkpoint} contains {error.name}, which is not plain data; it was not loaded: if you '
-            'trust its origin, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py '
+            'trust its source, --trust-checkpoint of tools/train.py, test.py, predict.py or export.py '
             'loads it and runs the code in it'
         ) from error
     except RefusedError as error:
         raise UserError(f'{checkpoint} cannot be loaded: {error}') from error
     except Exception as error:
-        # Wrong bytes lead to all kinds of errors while unpickling.
+        # Damaged bytes cause all kinds of errors while unpickling.
         raise UserError(f'{checkpoint} cannot be read: it is damaged or not a checkpoint') from error

@@ -59,7 +59,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
     try:
         with atomic_file(path) as temporary:
             if Path(path).suffix == SUFFIX:
-                # One entry, since the library writes several in any order: equal content, equal hash.
+                # One entry: the library writes several in arbitrary order, which would change the hash.
                 meta = {META_KEY: _to_text(checkpoint.get('meta', {}))}
                 save_file(_independent(checkpoint['state_dict']), temporary, meta)
             else:

@@ -29,7 +29,7 @@ from inline.models.mixers.registry import MixerConfig, MixersConfig
 from inline.models.mixers.softmax import SoftmaxMixer
 from inline.utils.errors import UserError
 
-# Number of heads by the widths of all stages (DeiT: blocks), which weights do not tell, except for Swin's.
+# Number of heads by the widths of all stages (DeiT: blocks). Only Swin's weights determine it.
 _NUM_HEADS: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {
     'deit': {
         (192,) * 12: (3,),
@@ -52,7 +52,7 @@ _NO_CLASS_TOKEN = 'belongs to the class token, which our PVT does not have'
 
 @dataclass(frozen=True)
 class SoftmaxModel:
-    """A backbone with softmax attention in every block, as its weights describe it.
+    """A backbone with softmax attention in every block, as inferred from its weights.
 
     Args:
         layout: The names that the weights had.
@@ -115,7 +115,7 @@ class Conversion:
         lines = [f'backbone={self.model.config()}']
         if self.model.num_heads is None:
             lines.append(
-                'num_heads is missing in arch: the weights do not tell, use those of the original model'
+                'num_heads is missing in arch: the weights do not determine it, use that of the original'
             )
         names = defaultdict(list)
         for name, reason in self.ignored.items():
@@ -153,18 +153,18 @@ def convert_softmax(weights: StateDict) -> Conversion | None:
 def check_num_heads(model: nn.Module, meta: Mapping[str, Any], source: str) -> str:
     """Compare the number of heads of converted weights with that of a model.
 
-    The shapes of weights do not depend on it: with another number they load and give wrong features.
+    The shapes of weights do not depend on it: with a wrong number they load but give wrong features.
 
     Args:
         model: The model to load into.
-        meta: The checkpoint's. That of weights which were not converted is not checked.
+        meta: Metadata of the checkpoint. Nothing is checked unless the weights were converted.
         source: Where the weights come from, for messages.
 
     Returns:
         A note for the log if the heads of another attention differ, else ''.
 
     Raises:
-        UserError: If those of a block with softmax attention differ.
+        UserError: If the heads of a block with softmax attention differ.
     """
     num_heads = _converted_heads(meta)
     differ = []
@@ -256,7 +256,7 @@ def _describe_cswin(theirs: StateDict, blocks: list[Block]) -> Description:
         if has_stripes and i > 2:
             raise KeyMismatchError([f'stage{i + 1} has stripes: stage{i + 1}.0.attns.1.get_v.weight'])
         mixers.append({'type': 'Softmax'} | ({} if has_stripes or i > 2 else {'split_size': None}))
-    # The widths of the stripes are those of the published models at 224 pixels: weights do not tell them.
+    # Stripe widths of the published models at 224 pixels; they cannot be inferred from the weights.
     return {}, 224, mixers, {'out_indices': _normed_stages(theirs, 1)}
 
 
@@ -376,7 +376,7 @@ def _square_side(name: str, number: int) -> int:
 
 
 def _converted_heads(meta: Mapping[str, Any]) -> list[int]:
-    """Return the heads of each stage in the meta of converted weights; [] if it has none."""
+    """Return the heads of each stage from the metadata of converted weights; [] if there are none."""
     backbone = meta.get(CONVERTED_KEY)
     arch = backbone.get('arch') if isinstance(backbone, Mapping) else None
     heads = arch.get('num_heads') if isinstance(arch, Mapping) else None

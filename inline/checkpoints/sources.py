@@ -98,7 +98,7 @@ def download(url: str, target: Path) -> Path:
     partial = target.with_name(f'{target.name}.part')
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial.open('ab') as lock:
-        # Some network file systems have no locks.
+        # Some network file systems do not support locks.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_file():
@@ -116,7 +116,7 @@ def download(url: str, target: Path) -> Path:
             ) from error
         size = partial.stat().st_size
         if total is not None and size != total:
-            raise UserError(f'{url} broke off after {size} of {total} bytes: run again to continue')
+            raise UserError(f'download of {url} stopped after {size} of {total} bytes: run again to continue')
         partial.replace(target)
     return target
 
@@ -130,12 +130,12 @@ def _append(url: str, partial: Path) -> int | None:
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
-        # There is nothing after the bytes that exist: the download was complete.
+        # No bytes are missing: the download was already complete.
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and begin:
             return begin
         raise
     with response:
-        # A server without support for ranges sends everything again.
+        # A server that does not support ranges sends the whole file again.
         begin = begin if response.status == http.client.PARTIAL_CONTENT else 0
         length = response.headers.get('Content-Length')
         total = begin + int(length) if length else None
@@ -154,7 +154,7 @@ def _locate_url(url: str) -> Path:
     parsed = urlparse(url)
     if parsed.scheme not in URL_SCHEMES:
         raise UserError(f'checkpoint {url!r}: the scheme must be one of {", ".join(URL_SCHEMES)}')
-    # A hash, because many URLs end in the same name.
+    # With a hash, because many URLs end in the same file name.
     name = f'{hashlib.sha256(url.encode()).hexdigest()[:12]}-{Path(parsed.path).name}'
     return download(url, Path(torch.hub.get_dir(), 'checkpoints', name))
 

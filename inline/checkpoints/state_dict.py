@@ -16,8 +16,8 @@ from inline.utils.errors import UserError, printable
 
 StateDict = Mapping[str, Tensor]
 
-# A block has the same architecture if at least this share of its numbers matches. Exchanging the attention
-# keeps the projections and the MLP, which are more than half of a block.
+# A block counts as matching if at least this share of its values matches. Replacing the attention keeps the
+# projections and the MLP, which are more than half of a block.
 _SAME_BLOCK = 0.5
 _BLOCK = re.compile(r'(?:.*\.)?blocks\.\d+(?=\.)')
 # A tensor without its stage and block, up to two modules: mixer.qkv of stages.0.blocks.1.mixer.qkv.weight.
@@ -70,7 +70,7 @@ class LoadReport:
         return '; '.join(clauses)
 
     def describe_layers(self) -> str:
-        """Return in one line which layers took over weights, in how many tensors, and which did not."""
+        """Return in one line which layers were loaded, with the number of tensors, and which were not."""
         groups = {
             'kept': self.matched,
             'initialised': (*self.missing, *self.mismatched),
@@ -118,8 +118,8 @@ def load_partial_state_dict(model: nn.Module, state_dict: StateDict, source: str
         source: Where they come from, for messages.
 
     Raises:
-        UserError: If nothing matches or some blocks differ, that is for a different architecture; or if
-            weights are not finite. The model is unchanged then.
+        UserError: If nothing matches or some blocks differ (a different architecture), or if weights are
+            not finite. The model is then unchanged.
     """
     report = compare_state_dict(model, state_dict)
     different = [
@@ -150,7 +150,7 @@ def load_complete_state_dict(model: nn.Module, state_dict: StateDict, source: st
 def find_nonfinite(state_dict: Mapping[str, Any]) -> str | None:
     """Return the name of the first tensor that contains NaN or infinity, None if all are finite."""
     for name, tensor in state_dict.items():
-        # Types of one byte have no such operator.
+        # One-byte types do not support it.
         numbers = tensor.float() if tensor.dtype.itemsize == 1 else tensor
         if tensor.is_floating_point() and not numbers.isfinite().all():
             return name
@@ -174,7 +174,7 @@ def subset(state_dict: StateDict, keep: Callable[[str], bool], prefix: str = '')
             module[len(prefix) :]: {'version': value['version']}
             for module, value in metadata.items()
             if isinstance(module, str) and (module == prefix[:-1] or module.startswith(prefix))
-            # Modules compare their version with numbers.
+            # Modules compare the version as a number.
             if isinstance(value, Mapping) and isinstance(value.get('version'), int)
         }
     return kept
@@ -216,7 +216,7 @@ def _check_finite(model: nn.Module, state_dict: StateDict, names: Collection[str
     if found is not None:
         raise UserError(
             f'checkpoint {source!r}: tensor {found!r} contains NaN or infinity: '
-            'its training diverged, take an earlier checkpoint'
+            'the training run has diverged, use an earlier checkpoint'
         )
 
 
@@ -229,7 +229,7 @@ def _unbuilt_prefixes(model: nn.Module) -> Iterator[str]:
 
 
 def _different_blocks(tensors: Mapping[str, Any], matched: Collection[str]) -> list[str]:
-    """Return the names of the blocks of which too few numbers are matched."""
+    """Return the names of the blocks in which too few values match."""
     names, total, found = set(matched), Counter[str](), Counter[str]()
     for name, tensor in tensors.items():
         block = _BLOCK.match(name)

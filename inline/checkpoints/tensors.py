@@ -24,7 +24,7 @@ _DTYPES = (
 
 @dataclass(frozen=True)
 class Storage:
-    """Memory of tensors, and the type of numbers that it was saved with."""
+    """Storage of tensors, and the dtype that it was saved with."""
 
     memory: torch.UntypedStorage
     dtype: torch.dtype
@@ -116,7 +116,7 @@ def _make_size(_: Any, sizes: Sequence[Any] = ()) -> torch.Size:
 
 def _make_device(_: Any, name: Any, index: Any = None) -> torch.device:
     if type(name) is not str or type(index) not in (int, type(None)):
-        raise RefusedError('it contains a wrong device')
+        raise RefusedError('it contains an invalid device')
     return torch.device(name) if index is None else torch.device(name, index)
 
 

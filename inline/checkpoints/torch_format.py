@@ -1,4 +1,4 @@
-"""Reading what ``torch.save`` wrote, without torch's own reader.
+"""Reading files written by ``torch.save``, without torch's own reader.
 
 torch's reader trusts the sizes in a file: a tensor may be declared larger than its bytes, and compressed
 members may expand to any size. Here the zip file is read by Python's zipfile, which verifies checksums, the
@@ -26,7 +26,7 @@ ZIP_START = b'PK\x03\x04'
 # The first two values of a file from before torch 1.6.
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _SIZE_BYTES = 8
-# Per thread and task, so that trust never outlives its `with` block: see :func:`trust_checkpoints`.
+# Per thread and task, so that trust is limited to its `with` block: see :func:`trust_checkpoints`.
 _trusted: ContextVar[bool] = ContextVar('trusted', default=False)
 
 
@@ -77,7 +77,7 @@ def _read_zip(file: IO[bytes], size: int, device: Any) -> Any:
         if 'data.pkl' not in members:
             raise pickle.UnpicklingError('data.pkl is missing')
         if 'byteorder' in members and archive.read(members['byteorder']) != b'little':
-            raise RefusedError('it was written on a machine with another byte order')
+            raise RefusedError('it was written on a machine with a different byte order')
         storages: dict[str, torch.UntypedStorage] = {}
 
         def find_storage(pid: Any) -> Storage:
@@ -99,7 +99,7 @@ def read_legacy(file: IO[bytes], size: int, device: Any) -> Any:
             raise pickle.UnpicklingError('not a checkpoint')
     system = RestrictedUnpickler(file, size).load()
     if isinstance(system, dict) and system.get('little_endian') is False:
-        raise RefusedError('it was written on a machine with another byte order')
+        raise RefusedError('it was written on a machine with a different byte order')
     storages: dict[str, Storage] = {}
     left = size
 
@@ -124,7 +124,7 @@ def read_legacy(file: IO[bytes], size: int, device: Any) -> Any:
         num_bytes = int.from_bytes(file.read(_SIZE_BYTES), 'little') * itemsize
         content = file.read(min(num_bytes, size))
         if num_bytes != memory.nbytes() or len(content) != num_bytes:
-            raise pickle.UnpicklingError('tensor data are truncated')
+            raise pickle.UnpicklingError('tensor data is truncated')
         memory.copy_(make_storage(content, device))
     return data
 
@@ -136,5 +136,5 @@ def _parse_id(pid: Any) -> tuple[torch.dtype, str, int]:
         raise RefusedError('it refers to an object that is not tensor data')
     # Views of storages, the sixth entry, are from before torch 0.2.
     if type(numel) is not int or numel < 0 or (len(pid) > 5 and pid[5] is not None):
-        raise RefusedError(f'tensor data {key!r} has a wrong size')
+        raise RefusedError(f'tensor data {key!r} has an invalid size')
     return storage_type.dtype, key, numel * storage_type.dtype.itemsize

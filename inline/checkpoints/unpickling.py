@@ -1,9 +1,10 @@
 """Restricted unpickling: numbers, text, containers, arrays and tensors, and nothing else.
 
-Pickle can run code while a file is loaded, and even harmless classes crash the process if a file gives them a
-wrong state. So nothing is called or set as a file asks. Every name that a file may use stands for a function
-of this package that validates its arguments (:func:`_globals`), the state of an object is set by a function
-that validates it (:func:`_set_state`), and all other instructions of pickle only build plain containers.
+Pickle can run code while a file is loaded, and even harmless classes can crash the process if a file gives
+them an invalid state. Here a file cannot call functions or set attributes. Every name that a file may use
+stands for a function of this package that validates its arguments (:func:`_globals`), the state of an object
+is set by a function that validates it (:func:`_set_state`), and all other pickle instructions only build
+plain containers.
 
 :class:`RestrictedUnpickler` reads one pickle. :func:`load_pickle` reads plain pickle files such as
 annotations and predictions; :mod:`inline.checkpoints.torch_format` reads what ``torch.save`` wrote.
@@ -79,7 +80,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     small file could make it allocate any amount of memory or overflow the stack.
 
     Args:
-        file: A binary file; after :meth:`load` its position is behind the pickle.
+        file: A binary file; after :meth:`load` its position is after the pickle.
         size: Size of the file in bytes, which limits the data that the pickle may expand to.
         find_storage: Returns the storage for a persistent id; without it, persistent ids are refused.
     """
@@ -99,7 +100,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._limit = self._left = EXPANSION * size + _FREE_BYTES
 
     def spend(self, num_bytes: int) -> None:
-        """Count bytes before they are created; raise if a small file grows too large."""
+        """Count bytes before they are allocated; raise if the file expands too much."""
         self._left -= num_bytes
         if self._left < 0:
             raise RefusedError(f'it expands to more than {self._limit:,} bytes, {EXPANSION} times its size')
@@ -218,7 +219,7 @@ def load_pickle(file: IO[bytes]) -> Any:
             f'a pickle file cannot be loaded: {error}; provide the annotations as JSON'
         ) from error
     except Exception as error:
-        # Wrong bytes lead to all kinds of errors.
+        # Damaged bytes cause all kinds of errors.
         raise DamagedPickleError('a pickle file is damaged or not a pickle') from error
     return data
 
@@ -261,7 +262,7 @@ def _globals() -> dict[str, Global]:
 def _set_state(unpickler: RestrictedUnpickler, owner: Any, state: Any) -> None:
     """Validate and set the state of an object, which the instruction BUILD would set as it is."""
     if type(owner) is OrderedDict:
-        # State dicts have versions of modules here; other attributes could hide methods.
+        # State dicts store module versions here; other attributes could hide methods.
         metadata = _expect(state, dict, OrderedDict).get('_metadata')
         if metadata is not None:
             owner._metadata = _expect(metadata, dict, OrderedDict)  # type: ignore[attr-defined]
@@ -318,7 +319,7 @@ def _check_key(key: Any) -> None:
 
 
 def _get_statistic(_: RestrictedUnpickler, owner: Any, name: Any) -> None:
-    """Replace getattr, which would reach any attribute, for the statistics of a HistoryBuffer."""
+    """Replace getattr, which could access any attribute, for the statistics of a HistoryBuffer."""
     is_history = type(owner) is Global and owner.name == f'{_HISTORY}.HistoryBuffer'
     if not is_history or name not in _STATISTICS:
         raise NotPlainDataError('builtins.getattr')
@@ -365,7 +366,7 @@ def _encode(unpickler: RestrictedUnpickler, text: Any, encoding: Any) -> bytes:
 
 def _expect(value: Any, *types: type) -> Any:
     if type(value) not in types:
-        raise RefusedError(f'it has a {type(value).__name__} where a {types[0].__name__} must be')
+        raise RefusedError(f'it has a {type(value).__name__} where a {types[0].__name__} is expected')
     return value
 
 

@@ -1,6 +1,6 @@
 """Train the rows of an ablation with several seeds and summarise them in a table and a figure.
 
-components: injectivity and local residual separately. baselines: InLine and other mechanisms (Table 9).
+components: injectivity and local residual separately. baselines: InLine and other attention (Table 9).
 kernels: kernel functions, normalised by division or injective (Tables 1, 3, 10). windows: window sizes with
 and without the local residual (Table 4). Interrupted runs resume; finished ones are not repeated. Every
 finished run is added to a CSV file at once, so that a partial table can be shown with --summarize.

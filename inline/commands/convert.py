@@ -1,4 +1,4 @@
-"""Convert a checkpoint to our parameter names, or strip a checkpoint of ours to weights.
+"""Convert a checkpoint to our parameter names, or reduce one of our checkpoints to its weights.
 
 Accepts files of InLine's authors, and plain DeiT, ViT, PVT, Swin and CSwin models of timm, mmpretrain, mmdet
 and the official repositories, which become our backbones with softmax attention. The model is identified from

@@ -32,14 +32,14 @@ class Command:
 COMMANDS = {
     'train': Command('train', 'train the model of a config'),
     'test': Command('test', 'test a checkpoint with the data and evaluators of a config'),
-    'predict': Command('predict', 'run a trained model on images; write pictures and JSON'),
+    'predict': Command('predict', 'run a trained model on images; write annotated images and JSON'),
     'export': Command('export', 'export a trained model: ONNX, torch.export, AOTInductor'),
     'serve': Command('serve', 'try a model in a browser', ('openmmlab', 'serve')),
-    'convert': Command('convert', "convert a checkpoint of InLine's authors, or strip one of ours", ()),
+    'convert': Command('convert', 'convert a checkpoint of another project, or reduce ours to weights', ()),
     'publish': Command('publish', 'write the weights of a checkpoint with a model card', ()),
     'linearize': Command('linearize', 'turn a trained softmax model into an InLine model'),
     'prepare-data': Command('prepare_data', 'check a public dataset and link it for the configs'),
-    'reproduce': Command('reproduce', 'list, show and measure the rows of the tables of the paper'),
+    'reproduce': Command('reproduce', "list, show and measure rows of the paper's tables"),
     'ablate': Command('ablate', 'train the rows of an ablation and summarise them'),
     'analyze': Command('analyze', 'measure injectivity and locality; draw attention maps'),
     'benchmark': Command('benchmark', 'measure latency, throughput and memory', ()),
@@ -49,7 +49,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the subcommand that the first argument names."""
+    """Run the subcommand given by the first argument."""
     with exit_on_user_error():
         name = sys.argv[1] if len(sys.argv) > 1 else ''
         if name in ('-h', '--help'):

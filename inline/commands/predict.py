@@ -1,4 +1,4 @@
-"""Run a trained classifier, detector or segmentor on images and write pictures and JSON to a folder.
+"""Run a trained classifier, detector or segmentor on images; write annotated images and JSON to a folder.
 
 Inputs are image files, folders (searched recursively), glob patterns, URLs and videos, of which every frame
 is used. See docs/inference.md for the output files.
@@ -55,7 +55,7 @@ def parse_args() -> argparse.Namespace:
         '--score-thr',
         type=float,
         metavar='X',
-        help='minimum score of boxes (default: 0.3 in pictures, and all boxes in the JSON file)',
+        help='minimum score of boxes (default: 0.3 in images, all boxes in the JSON file)',
     )
     parser.add_argument(
         '--top-k',

@@ -1,7 +1,7 @@
 """Publish a checkpoint: weights without optimizer and logs, named by their hash, and a model card.
 
-If the run kept a moving average of the weights (EMA), that average is published. Classes, palette and config
-are kept, without the top-level settings that name folders of your machine. No code in the file is run.
+If the run used EMA, the EMA weights are published. Classes, palette and config
+are kept, without the top-level settings that contain paths of your machine. No code in the file is run.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def main() -> None:
     )
     parser.add_argument(
         '--config',
-        help='config of the training, or its name in configs/ (default: the name in the checkpoint)',
+        help='training config, or its name in configs/ (default: the name in the checkpoint)',
     )
     parser.add_argument(
         '--license',

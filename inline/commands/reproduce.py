@@ -1,4 +1,4 @@
-"""Reproduce the tables of the paper: list rows, show a row, or run rows.
+"""Reproduce the paper's tables: list rows, show a row, or run rows.
 
 `run` tests the given weights, or with --train trains and then tests, as `inline train` and `inline test` do.
 Each result is added to results/measured/TABLE.csv with commit, hardware, versions, date and digests of

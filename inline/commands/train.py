@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument(
         '--replay',
         metavar='DUMP',
-        help='repeat the step whose loss was not finite, and find the module that caused it',
+        help='replay a dumped step with a non-finite loss, and find the module that caused it',
     )
     add_shorthands(parser)
     add_run_flags(parser)

@@ -82,7 +82,7 @@ SMALL = (
 NAMES: dict[str, ModelSpec] = {model.name.replace('-', '_'): model for model in (*OFFICIAL.values(), *SMALL)}
 # May be missing without a warning: the output norms, which classifiers do not have, and the head.
 _OPTIONAL = ('backbone.out_norms.', 'head.')
-# Keys of a config.json that describe the model, whatever it returns.
+# Keys of a config.json that describe the model, independently of its outputs.
 MODEL_ARGUMENTS = ('family', 'arch', 'img_size', 'in_chans', 'drop_path_rate', 'mixers', 'options')
 # The key `model_type`, by which transformers finds the class, and other keys for transformers.
 MODEL_TYPE = 'inline'
@@ -168,7 +168,7 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
             self._pretrained_cfg = _with_channels(PretrainedCfg((3, height, width)), in_chans)
 
     def load_weights(self, source: str | Path) -> None:
-        """Load weights that match, and warn about others; see :func:`create_backbone` for `source`."""
+        """Load the weights that match and warn about the others; see :func:`create_backbone` for `source`."""
         checkpoint = read_checkpoint(source, convert_softmax_models=True)
         note = check_num_heads(self, checkpoint.meta, str(source))
         weights: Mapping[str, Tensor] = checkpoint.state_dict
@@ -191,7 +191,7 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
     ) -> str | None:
         """Write config.json, model.safetensors and README.md, and upload them with ``push_to_hub=True``.
 
-        transformers can load the folder, too.
+        transformers can also load the folder.
         """
         if config is None:
             changed = {'num_classes': self.num_classes, 'global_pool': self.global_pool}
@@ -210,7 +210,7 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
         return PretrainedCfg(**own).to_dict()
 
     def _adapt_stem(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert the patch embedding of RGB images if this model takes another number of channels."""
+        """Convert the patch embedding of RGB images if this model has a different number of channels."""
         key = f'{self.pretrained_cfg["first_conv"]}.weight'
         channels = self.get_parameter(key).shape[1]
         if key in weights and weights[key].dim() == 4 and weights[key].shape[1] == 3 != channels:
@@ -272,14 +272,14 @@ class InLineBackbone(TimmInterface, PyTorchModelHubMixin, library_name='inline-a
         arguments = {**config, **changes}
         unknown = sorted({*config, *arguments} - set(known))
         if unknown:
-            raise UserError(f'unknown key {unknown[0]!r} for {model_id!r}: known are {", ".join(known)}')
+            raise UserError(f'unknown key {unknown[0]!r} for {model_id!r}: supported are {", ".join(known)}')
         missing = sorted({'family', 'arch'} - arguments.keys())
         if missing:
             raise UserError(f'config.json of {model_id!r} has no {", ".join(missing)}')
         known_types = parameters_of(cls)  # type: ignore[arg-type]  # classes have a hash
         check_arguments(arguments, known_types, f'config.json of {model_id!r}')
         check_sizes(arguments)
-        # Without memory: the weights show whether the sizes are real.
+        # On the meta device, because the sizes are not trusted until they match the weights.
         with torch.device('meta'):
             model = cls(**arguments)
         path = locate_checkpoint(
@@ -384,7 +384,7 @@ def _packaged_weights(model: ModelSpec) -> Path:
 
 
 def _with_channels(cfg: PretrainedCfg, channels: int) -> PretrainedCfg:
-    """Return the settings for another number of channels, each with the average of mean and of std."""
+    """Return the settings for a different number of channels, each with the average mean and std."""
     if cfg.input_size[0] == channels:
         return cfg
     mean, std = (sum(numbers) / len(numbers) for numbers in (cfg.mean, cfg.std))
@@ -398,12 +398,12 @@ def usual_pool(family: str) -> str:
 
 
 def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :class:`InLineBackbone` in a config.json, also in one of transformers."""
+    """Return the arguments of :class:`InLineBackbone` in a config.json of this package or of transformers."""
     if 'transformers_version' not in config:
         return {name: value for name, value in config.items() if name not in _TRANSFORMERS_KEYS}
     settings = {name: config[name] for name in MODEL_ARGUMENTS if name in config}
     if 'InLineForImageClassification' in (config.get('architectures') or ()):
-        # transformers does not write the names of two classes if they are its default.
+        # transformers does not write the class names if they are its default for two classes.
         return {**settings, 'num_classes': len(config.get('id2label', (0, 1)))}
     return {**settings, 'features_only': True, 'out_indices': config.get('out_indices')}
 
@@ -415,7 +415,7 @@ def _last_stage(arch: str | Mapping[str, Any]) -> int:
 
 
 def check_sizes(arguments: Mapping[str, Any]) -> None:
-    """Raise for numbers of classes, stages and blocks that would take long to build, even without memory.
+    """Raise for numbers of classes, stages and blocks that are slow to build even on the meta device.
 
     Widths and image sizes have limits of their own in the backbones.
     """

@@ -1,4 +1,4 @@
-"""The parts of timm's model interface that describe features: which exist, and which a call returns."""
+"""Feature description as in timm: the available features, and those that a call returns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -102,10 +102,10 @@ def format_intermediates(
 
 
 def adapt_input_channels(weight: Tensor, channels: int) -> Tensor:
-    """Convert the weight (C, 3, k, k) of an RGB patch embedding to another number of channels, as timm does.
+    """Convert the weight (C, 3, k, k) of an RGB patch embedding to another number of channels, as in timm.
 
     For one channel the three are summed, so that a grey image has the same output as its RGB copy. For more,
-    they are repeated and scaled to keep the size of the output.
+    they are repeated and scaled to keep the magnitude of the output.
     """
     if channels == 1:
         return weight.sum(dim=1, keepdim=True)

@@ -27,13 +27,13 @@ FORMATS = {'safetensors': SUFFIX, 'pth': '.pth'}
 META_KEYS = ('cfg', 'dataset_meta', PRETRAINED_CFG, 'epoch', 'iter', 'model', 'img_size', 'mmengine_version')
 # Top-level settings of a config that describe the machine and the run, not the model.
 PRIVATE_SETTINGS = ('work_dir', 'load_from', 'resume', 'launcher')
-EMA = 'the moving average (EMA) of the training'
-LAST_STEP = 'the weights of the last step'
+EMA = 'exponential moving average (EMA) of the weights'
+LAST_STEP = 'weights of the last step'
 # Options of the toolboxes' backbones that the plain backbones lack, or that are fixed for a classifier.
 _TOOLBOX_OPTIONS = ('type', 'init_cfg', 'frozen_stages', 'autocast', 'out_indices', 'out_type')
 # Numbers of Pillow's filters.
 _RESAMPLING = {'nearest': 0, 'lanczos': 1, 'bilinear': 2, 'bicubic': 3, 'box': 4, 'hamming': 5}
-# Options of Resize, ResizeEdge and CenterCrop that have a counterpart, or that change rounding only.
+# Options of Resize, ResizeEdge and CenterCrop that transformers also has, or that only affect rounding.
 _KNOWN_OPTIONS = {'type', 'scale', 'keep_ratio', 'edge', 'crop_size', 'interpolation', 'backend'}
 # Raised while reading a config of another backbone.
 _UNKNOWN_CONFIG = (KeyError, TypeError, AttributeError, ValueError, SyntaxError)
@@ -62,7 +62,7 @@ def publish(
         source: As in :func:`inline.checkpoints.read_checkpoint`.
         out: The folder; None for published/NAME.
         file_format: A key of FORMATS.
-        config: Name of the config of the training, without suffix; None to take it from the checkpoint.
+        config: Name of the training config, without suffix; None to take it from the checkpoint.
         overwrite: Whether to replace files of an earlier call.
         license_id: Licence of the weights for the card; None to state none.
     """
@@ -294,4 +294,4 @@ def _write(path: Path, weights: StateDict, meta: Mapping[str, Any]) -> None:
     write_checkpoint({'meta': dict(meta), 'state_dict': dict(weights)}, path)
     written = read_checkpoint(path).state_dict
     if written.keys() != weights.keys() or not all(torch.equal(written[k], weights[k]) for k in weights):
-        raise UserError(f'{str(path)!r} does not read back as it was written')
+        raise UserError(f'{str(path)!r} is not the same after reading it back')

@@ -24,7 +24,7 @@ except ImportError as error:
 _SOURCES = ('file', 'url', 'hf_hub_id')
 # Settings of images, which a user may change.
 _DATA_KEYS = ('input_size', 'mean', 'std', 'interpolation', 'crop_pct', 'crop_mode')
-# Arguments of every model in timm's scripts, with the value that has no effect.
+# Arguments that timm's scripts pass to every model, with the value that has no effect.
 _WITHOUT_EFFECT = {'drop_rate': 0.0, 'cache_dir': None}
 _OPTIONS = (
     'features_only',

@@ -120,7 +120,7 @@ class TimmInterface(nn.Module):
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Delete what follows the last of `indices`, and return the indices from 0. The head goes with it."""
+        """Delete all layers after the last of `indices`, including the head; return the indices from 0."""
         taken = take_indices(indices, len(self._levels()))
         last = max(taken)
         self.backbone.prune(last, prune_norm)

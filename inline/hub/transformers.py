@@ -56,7 +56,7 @@ except ImportError as error:
         f'inline.hub.transformers requires the package transformers 5: pip install transformers ({error})'
     ) from error
 
-# Share of the resized image that the released models crop at test time.
+# Side of the centre crop divided by that of the resized image in the released models.
 CROP_RATIO = 224 / 256
 
 
@@ -211,7 +211,7 @@ class InLinePreTrainedModel(PreTrainedModel):
         return features, tuple(hidden_states)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:  # noqa: ARG002
-        # For code outside of transformers it skips modules without own parameters, such as `self`.
+        # For code outside of transformers, it skips modules without parameters of their own, such as `self`.
         super()._initialize_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -29,14 +29,14 @@ AUTOCAST_DTYPES = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
 class MMBackboneMixin(BaseModule):
-    """A mixin that turns a plain backbone, the next base class, into a module of MMEngine.
+    """Mixin that turns a plain backbone, the next base class, into an MMEngine module.
 
     Args:
         frozen_stages: Number of stages (of a DeiT: blocks) that are frozen, counted from the input; 0 freezes
             the patch embedding only, -1 nothing. Frozen modules have no gradient and stay in evaluation mode.
         autocast: 'bfloat16' or 'float16' to run the backbone in that precision while training and return
-            float32 features. ``--amp`` sets it on a CPU and in detectors, some operators of which do not
-            support bfloat16.
+            float32 features. ``--amp`` sets it on a CPU and in detectors, whose operators do not all support
+            bfloat16.
         init_cfg: As in MMEngine, for example ``dict(type='Pretrained', checkpoint=…, prefix='backbone.')``.
         **backbone_options: Arguments of the plain backbone.
     """

@@ -1,7 +1,7 @@
 """RetinaNet with a loss that does not depend on the number of processes.
 
-mmdet normalises the loss of each process by its own number of positive anchors, so that an image with few
-objects has more weight if it is alone on a rank. The COCO recipes keep that. A config that must train the
+mmdet normalises the loss of each process by its own number of positive anchors, so an image with few objects
+has more weight if it is alone on a rank. The COCO recipes keep that. A config that must train the
 same with any number of processes uses ``bbox_head=dict(type='inline.RetinaHead')``, as the digits configs do.
 """
 

@@ -43,7 +43,7 @@ from inline.utils.errors import UserError
 
 
 class Recording:
-    """What one training step of student and teacher computed, for the distillation losses.
+    """Outputs of student and teacher in one training step, for the distillation losses.
 
     Attributes:
         student_logits, teacher_logits: (B, classes), of classifiers.
@@ -60,7 +60,7 @@ class Recording:
 
 @MODELS.register_module()
 class Distiller(BaseModel):
-    """Trains a model on its labels and on the outputs of a teacher.
+    """Trains a model on the labels and on the outputs of a teacher.
 
     Args:
         student: Config of a model of mmpretrain, mmdet or mmseg. Its data preprocessor is used.
@@ -91,7 +91,7 @@ class Distiller(BaseModel):
         super().__init__(init_cfg=init_cfg)
         if data_preprocessor is not None:
             student = {'data_preprocessor': data_preprocessor, **student}
-        # The root registry looks in the toolbox of the run.
+        # The root registry resolves types in the toolbox of the run.
         self.student = ALL_MODELS.build(student)
         # The training step of BaseModel calls this one.
         self.data_preprocessor = self.student.data_preprocessor
@@ -221,7 +221,7 @@ def replaced_mixers(student: nn.Module, teacher: Any) -> dict[str, tuple[Attenti
 class LogitLoss(nn.Module):
     """Kullback–Leibler divergence of the student's class probabilities from the teacher's.
 
-    Both are softened by the temperature T. The factor T² keeps the size of the gradient (Hinton et al. 2015).
+    Both are softened by the temperature T. The factor T² keeps the gradient scale (Hinton et al. 2015).
 
     Args:
         weight: Factor of the loss.
@@ -242,7 +242,7 @@ class LogitLoss(nn.Module):
         if logits.shape != target.shape:
             raise UserError(
                 f'the teacher has logits of shape {tuple(target.shape)}, the student {tuple(logits.shape)}: '
-                'both need the same classes'
+                'both must have the same classes'
             )
         student = F.log_softmax(logits / self.temperature, dim=1)
         teacher = F.log_softmax(target.to(student.dtype) / self.temperature, dim=1)

@@ -1,4 +1,4 @@
-"""The classifiers of this project in mmpretrain's model hub, by the names of their configs.
+"""Registration of our classifiers with mmpretrain's model hub, under the names of their configs.
 
 ``import inline`` calls :func:`register_on_import`, which imports nothing of OpenMMLab. Afterwards
 ``mmpretrain.list_models('*inline*')`` and ``mmpretrain.get_model(NAME)`` know the models. Detectors and
@@ -31,7 +31,7 @@ def register_on_import() -> None:
 def register_classifiers(module: ModuleType) -> None:
     """Register the models of the metafiles in :data:`FOLDERS` with the ``ModelHub`` of `module`, once.
 
-    A failure is a warning: mmpretrain works without these models.
+    A failure only causes a warning: mmpretrain works without these models.
     """
     from inline.openmmlab.patches import apply_patches
     from inline.utils.resources import CONFIGS, ROOT

@@ -85,8 +85,8 @@ def import_yapf_without_cache() -> None:
     """Import yapf, with which MMEngine formats configs, even if its cache file is truncated.
 
     Reason: yapf caches its grammar in a file that it does not write atomically. If several processes start at
-    once on a new machine, one may read a truncated file, and if a process dies while it writes the file, all
-    later ones do. Such a process parses the grammar again. Remove when yapf writes the file atomically.
+    once on a new machine, one may read a truncated file, and if a process dies while writing it, all later
+    processes do. In that case the grammar is parsed again. Remove when yapf writes the file atomically.
     """
     try:
         import yapf  # type: ignore[import-untyped]
@@ -105,7 +105,7 @@ def import_yapf_without_cache() -> None:
 def find_mmseg_configs() -> None:
     """Let ``_base_ = 'mmseg::…'`` find its package.
 
-    Reason: MMEngine looks for the distribution ``mmsegmentation``; the maintained one has another name.
+    Reason: MMEngine looks for the distribution ``mmsegmentation``; the maintained one has a different name.
     Remove when MMEngine looks for the import name.
     """
     from mmengine.config.utils import MODULE2PACKAGE
@@ -154,7 +154,7 @@ def skip_multimodal_models() -> None:
 def silence_debug_messages() -> None:
     """Do not print DEBUG messages without a logger.
 
-    Reason: MMEngine prints them whatever the log level is, so that every run begins with "Could not import
+    Reason: MMEngine prints them regardless of the log level, so every run begins with "Could not import
     OneDL". Remove when ``print_log`` respects the level without a logger.
     """
     from mmengine import logging as mmengine_logging
@@ -173,8 +173,8 @@ def silence_debug_messages() -> None:
 def silence_library_warnings() -> None:
     """Hide warnings of the toolboxes about their own defaults and optional packages.
 
-    Reason: a user can do nothing about them, and they hide those that matter. Remove each when the toolbox
-    does.
+    Reason: users cannot act on them, and they hide more important ones. Remove each when the toolbox stops
+    printing it.
     """
     for message in (
         'faster_coco_eval is not installed',
@@ -187,8 +187,8 @@ def silence_library_warnings() -> None:
 def silence_pycocotools() -> None:
     """Do not print the progress of reading COCO annotations.
 
-    Reason: pycocotools prints four lines for each file, and more for each evaluation, whatever the log level
-    is. Remove when it logs them.
+    Reason: pycocotools prints four lines for each file, and more for each evaluation, regardless of the log
+    level. Remove when it logs them.
     """
     from pycocotools import coco, cocoeval
 
@@ -197,7 +197,7 @@ def silence_pycocotools() -> None:
 
 @contextmanager
 def configure_terminal_handlers(configure: Callable[[logging.Handler], None]) -> Iterator[None]:
-    """Call `configure` with the terminal handler of every runner's logger that is created in the block.
+    """Call `configure` with the terminal handler of every runner logger created in this context.
 
     Reason: MMEngine's runner creates a logger that prints everything, and logs environment and config before
     its constructor returns. Remove when a runner accepts a logger, or a level for the terminal.
@@ -332,11 +332,11 @@ def report_empty_datasets() -> None:
 
 
 def renumber_annotation_zero() -> None:
-    """Give the object with annotation id 0, if there is one, another id when ground truth is evaluated.
+    """Replace the annotation id 0, if it occurs, when the ground truth is evaluated.
 
-    Reason: pycocotools marks unmatched detections with the id 0, so that a detection of this object counts as
-    a false positive: four perfect boxes have an AP of 0.564. Several annotation tools number from 0. Training
-    does not use the ids. Remove when ``COCOeval.evaluateImg`` marks unmatched detections otherwise.
+    Reason: pycocotools marks unmatched detections with the id 0, so a detection of this object counts as a
+    false positive: four perfect boxes have an AP of 0.564. Several annotation tools number from 0. Training
+    does not use the ids. Remove when ``COCOeval.evaluateImg`` marks unmatched detections differently.
     """
     from pycocotools.cocoeval import COCOeval
 
@@ -411,8 +411,8 @@ def collect_results_in_memory(gather: Callable[[list[Any], int], list[Any] | Non
 def refuse_gradio_downloads() -> None:
     """Make Gradio refuse a URL where it expects an uploaded file.
 
-    Reason: any input of an event may name a URL, and Gradio then downloads it, so that whoever reaches the
-    page can send requests from this machine. Remove when Gradio has a setting for it.
+    Reason: any input of an event may contain a URL, which Gradio downloads, so anyone who can open the page
+    can send requests from this machine. Remove when Gradio has a setting for it.
     """
     import gradio
     from gradio import processing_utils

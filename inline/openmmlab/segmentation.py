@@ -1,7 +1,7 @@
 """Segmentation with a loss that does not depend on the number of processes.
 
 mmseg normalises the loss of each process by the weights of its own pixels if there are class weights, and by
-their number with ``avg_non_ignore``. A rank with few labelled pixels then has as much weight as one with
+their number with ``avg_non_ignore``. A rank with few labelled pixels then has the same weight as one with
 many. A config that must train the same with any number of processes uses
 ``loss_decode=dict(type='inline.CrossEntropyLoss')``.
 """
@@ -32,8 +32,8 @@ class CrossEntropyLoss(MMSegCrossEntropyLoss):
             weight: Weight of each pixel, (B, H, W).
             ignore_index: Label of pixels without a class.
         """
-        # Only a mean has a normaliser, and mmseg averages binary and mask losses over all pixels, which does
-        # not depend on the ranks.
+        # Only a mean is normalised, and mmseg averages binary and mask losses over all pixels, regardless of
+        # the ranks.
         is_normalized = self.reduction == 'mean' and not (self.use_sigmoid or self.use_mask)
         avg_factor = self._mean_weight(label, ignore_index) if is_normalized else None
         return super().forward(cls_score, label, weight, avg_factor=avg_factor, ignore_index=ignore_index)

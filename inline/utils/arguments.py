@@ -50,8 +50,8 @@ def checked(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, 
 def _outermost(cls: type[Any], checking: Callable[..., None]) -> type[Any]:
     """Return the class whose parameters the arguments of the constructor `checking` must match.
 
-    This is the class of the instance if its constructor is checked too. Otherwise that constructor may have
-    other parameters, and this is the class that defines `checking`.
+    This is the class of the instance if its constructor is also checked. Otherwise that constructor may have
+    different parameters, and this is the class that defines `checking`.
     """
     definer = next(base for base in cls.__mro__ if '__init__' in vars(base))
     if vars(definer)['__init__'] in _checking:

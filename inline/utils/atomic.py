@@ -18,8 +18,8 @@ _TEMPORARY = re.compile(r'\..+\.\d+\.part')
 def atomic_write(path: str | Path, content: bytes) -> None:
     """Replace the file at `path` with `content` in one step, after all of it is on disk."""
     target = Path(path)
-    # A symbolic link is replaced, not followed: in a folder from others it may point to any file. The links
-    # in /dev, such as /dev/stdout, are the system's.
+    # A symbolic link is replaced, not followed: in an untrusted folder it may point to any file. Links in
+    # /dev, such as /dev/stdout, belong to the system.
     is_foreign_link = target.is_symlink() and target.parent != Path('/dev')
     if target.exists() and not target.is_file() and not is_foreign_link:
         # Write to devices and pipes directly; they must not be replaced.
@@ -35,7 +35,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.part')
-    # A link of this name would be written through.
+    # Do not write through a link with this name.
     with suppress(OSError):
         temporary.unlink()
     try:

@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 _BUILD_PREFIX = re.compile(r'^(class `\w+` in [\w/.]+: )+')
 # torch prepends this to the message of an error in a data worker.
 _WORKER_PREFIX = re.compile(r'^Caught \w+ in DataLoader worker process \d+\.\n.*\n[\w.]+: ', re.DOTALL)
-# Seconds that a rank above 0 waits for rank 0 to report an error, which may still be importing packages.
+# Seconds that a rank above 0 waits for rank 0, which may still be importing packages, to report an error.
 RANK_ZERO_SECONDS = 60
 
 
 class UserError(ValueError):
     """An error that the user can correct. The message quotes the value and says what is allowed.
 
-    Values come from files of others, so the message is made :func:`printable`.
+    Values may come from untrusted files, so the message is made :func:`printable`.
     """
 
     def __init__(self, message: str = '') -> None:
@@ -45,7 +45,7 @@ class TooSmallError(UserError):
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that raises a :class:`UserError` instead of printing its usage.
 
-    Flags cannot be abbreviated: an abbreviation may be a misspelt other flag.
+    Flags cannot be abbreviated: an abbreviation may be another flag, misspelt.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -81,7 +81,7 @@ class OneLineParser(argparse.ArgumentParser):
 def printable(text: str, keep: str = '') -> str:
     """Escape control characters, which could move the cursor of a terminal or hide text in it.
 
-    Names of tensors, classes and files from others are shown with this.
+    Use it for names of tensors, classes and files from untrusted sources.
 
     Args:
         text: Any text.
@@ -154,7 +154,7 @@ def _describe_build_error(error: Exception) -> str | None:
         return f'{module} lacks {missing[1]}'
     # All calls from the builder on are constructors: the last one has rejected its arguments.
     calls = [frame.f_code.co_name for frame in frames[frames.index(builders[-1]) + 1 :]]
-    # A TypeError may as well be a defect of the constructor.
+    # A TypeError may also be a bug in the constructor.
     if isinstance(error, TypeError) or not calls or set(calls) != {'__init__'}:
         return None
     given = ', '.join(f'{key}={value!r}' for key, value in variables.get('args', {}).items())

@@ -1,4 +1,4 @@
-"""Optional dependencies: the extras of ``setup.cfg``, and an error in one line for a missing one."""
+"""Optional dependencies: the extras of ``setup.cfg``, and a one-line error for a missing one."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

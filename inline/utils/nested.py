@@ -1,4 +1,4 @@
-"""Walks over nested configs: every dict, and every dataset inside its wrappers."""
+"""Iteration over nested configs: every dict, and every dataset inside its wrappers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +34,6 @@ def leaf_datasets(dataset: Any) -> Iterator[dict[str, Any]]:
 def max_num_classes(model: Any) -> int:
     """Return the largest `num_classes` in a model config, 0 if there is none.
 
-    The largest, because a head for binary segmentation may have one channel less than it has classes.
+    The largest, because a head for binary segmentation may have one channel fewer than classes.
     """
     return max((node['num_classes'] for _, node in walk_dicts(model) if 'num_classes' in node), default=0)

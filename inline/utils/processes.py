@@ -1,4 +1,4 @@
-"""Processes of this machine: whether one still runs, and how to end with one's parent."""
+"""Processes on this machine: whether one is still running, and how to end together with the parent."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ class Process:
     Attributes:
         parent: Process id of its parent, 0 if unknown.
         start: When it was started: boot of the machine and clock ticks since then. A later process with the
-            same id has another value. Empty without /proc.
+            same id has a different value. Empty without /proc.
     """
 
     parent: int

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Folder of OpenMMLab packages in which wheels carry these files, and where MIM and MMEngine look for them.
+# Folder in which wheels of OpenMMLab packages contain these files; MIM and MMEngine look for them there.
 _MIM = _PACKAGE / '.mim'
 IS_CLONE = (_PACKAGE.parent / 'model-index.yml').is_file()
 # Contains configs/, tools/, results/paper/ and model-index.yml: the repository, or a folder of the wheel.

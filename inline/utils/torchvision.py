@@ -1,4 +1,4 @@
-"""Importing torchvision if its compiled operators cannot be loaded."""
+"""Import of torchvision when its compiled operators cannot be loaded."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ _library: Any = None
 
 
 def import_torchvision_without_operators() -> None:
-    """Make ``import torchvision`` work with a torch that its compiled operators were not built for.
+    """Make ``import torchvision`` work if its compiled operators do not match the installed torch.
 
     Reason: with a CPU-only torch the operators do not load, and the import fails at the first of them. The
     toolboxes and transformers use torchvision's Python code only, so it is enough that the operators have a
