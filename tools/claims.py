@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Test the claims of the paper: two probe tasks, five attention mechanisms on digits, and a page of verdicts.
+"""Test the claims of the paper: two probe tasks, five attention mechanisms on digits, and a report.
 
 Runs tools/probe.py, tools/ablate.py components and tools/analyze.py, then writes report.html and claims.md.
 Interrupted runs resume; finished ones are not repeated.
@@ -27,7 +27,7 @@ def main() -> None:
     if args.data_root is None:
         write_digit_scenes(DATA, DigitScenesOptions(), show_progress=True)
     elif not (Path(args.data_root) / DATA.name).is_dir():
-        # Check early: the probes run for minutes before the first training would fail.
+        # Check early: the probes run for minutes before the first training run would fail.
         raise UserError(f'--data-root {args.data_root!r} has no folder {DATA.name!r}: omit it to create one')
     measure(args)
     write_results(args, time.monotonic() - started)

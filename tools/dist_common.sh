@@ -9,7 +9,7 @@ parse_help() { # ARGUMENTS… of the script: with -h or --help, print its header
 }
 
 check_file() { # NAME PATH
-    [ -f "$2" ] || fail "$1 '$2' does not exist: give the path of a file"
+    [ -f "$2" ] || fail "$1 '$2' does not exist: pass the path of a file"
 }
 
 check_config() { # PATH, or the name of a file in configs/, which takes a second to look up

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Turn the checkpoint of a training into weights of the package: NAME.safetensors and a model card, NAME.md.
+"""Package a training checkpoint: write NAME.safetensors and a model card, NAME.md.
 
 The checkpoint is evaluated with the config's test data. The card states the result, the recipe, the data and
-its terms, and the duration of the training.
+its terms, and the duration of training.
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ from inline.utils.errors import OneLineParser, exit_on_user_error
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument('name', help='model, for example inline_pvt_micro')
-    parser.add_argument('config', help='config of the training, or its name in configs/')
+    parser.add_argument('config', help='training config, or its name in configs/')
     parser.add_argument('checkpoint', help='training checkpoint')
     parser.add_argument('--data-root', type=Path, metavar='DIR', help="test data (default: the config's)")
-    parser.add_argument('--commit', help='commit of the training (default: the current one)')
+    parser.add_argument('--commit', help='commit used for training (default: the current one)')
     parser.add_argument('--hours', type=float, help='duration (default: from the log in the checkpoint)')
     parser.add_argument(
         '--out', type=Path, metavar='DIR', help='output folder (default: that of the package)'

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train every attention on two probe tasks: predict the length of a query, and the token to the right.
+"""Train every mixer on two probe tasks: predict the length of a query, and the token to the right.
 
 Prints a table and writes table.csv, probes.png and runs.csv, which has one line per run. An interrupted
 command continues when it is started again: runs in runs.csv with the same settings are not repeated.

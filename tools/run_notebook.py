@@ -18,7 +18,7 @@ def run_notebook(path: Path) -> Any:
     """Return the notebook with the outputs of a new run; its folder is the working directory."""
     notebook = nbformat.read(path, as_version=4)
     resources = {'metadata': {'path': str(path.resolve().parent)}}
-    # Times of the run would change the file at every run.
+    # Timestamps would change the file at every run.
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT_SECONDS,

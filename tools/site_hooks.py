@@ -30,7 +30,7 @@ LANGUAGES = {'.py': 'python', '.sh': 'bash', '.yml': 'yaml', '.json': 'json'}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page per notebook, and per file or folder outside docs/ that pages link to, and so on."""
+    """Add a page per notebook, and per file or folder outside docs/ that pages link to, recursively."""
     for file in [file for file in files if file.src_uri.endswith('.ipynb')]:
         page = str(PurePosixPath(file.src_uri).with_suffix('.md'))
         files.append(File.generated(config, page, content=render_notebook(file.content_string)))

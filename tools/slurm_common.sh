@@ -1,7 +1,7 @@
 # Functions of the SLURM scripts. Sourced, not executed.
 source "$root/tools/dist_common.sh"
 
-# Exit code of a training that saved a checkpoint after a signal (inline/engine/signals.py).
+# Exit code of a run that saved a checkpoint after a signal (inline/engine/signals.py).
 preempted=75
 
 set_resources() { # set the array `resources` to the srun options that the environment asks for

@@ -6,10 +6,10 @@
 # CONFIG is a file, or the name of a file in configs/. Environment variables: GPUS (8), GPUS_PER_NODE (8),
 # CPUS_PER_TASK (5), SRUN_ARGS, PYTHON (python), and
 #   GPUS=0            train on CPUs with CPU_TASKS (1) processes, without asking for GPUs
-#   WARNING_SECONDS   time before the limit at which the training saves a checkpoint and exits (120)
+#   WARNING_SECONDS   time before the limit at which the run saves a checkpoint and exits (120)
 #   BATCH=1           submit a batch job that requeues itself when it was stopped; SBATCH_ARGS for sbatch
 # Inside a job:
-#   MAX_RESTARTS      restarts of the training after a process has failed (3)
+#   MAX_RESTARTS      restarts of the run after a process has failed (3)
 #   MAX_REQUEUES      requeues in a row without a new checkpoint (3)
 # docs/distributed.md has the details.
 set -euo pipefail
@@ -62,18 +62,18 @@ finish() { # CODE [MESSAGE of an error]
     exit "$1"
 }
 
-requeue() { # queue the job again, unless it made no progress too often
+requeue() { # requeue the job, unless it made no progress too often
     local count=0
     if ! [ "$work_dir/last_checkpoint" -nt "$files.started" ]; then
         [ ! -f "$files.requeues" ] || count=$(< "$files.requeues")
         [ "$count" -lt "$max_requeues" ] ||
-            finish 1 "job $SLURM_JOB_ID was stopped $((count + 1)) times without a new checkpoint: not queued again"
+            finish 1 "job $SLURM_JOB_ID was stopped $((count + 1)) times without a new checkpoint: not requeued"
         count=$((count + 1))
     fi
     printf '%s\n' "$count" > "$files.requeues"
-    # This fails for a job of salloc, which cannot be requeued. The training has printed how to continue.
+    # This fails for a job of salloc, which cannot be requeued. The run has printed how to continue.
     scontrol requeue "$SLURM_JOB_ID" || finish "$preempted"
-    printf 'job %s is queued again\n' "$SLURM_JOB_ID"
+    printf 'job %s is requeued\n' "$SLURM_JOB_ID"
     exit "$preempted"
 }
 
@@ -93,6 +93,6 @@ for ((left = max_restarts; ; left--)); do
     fi
     case $code in 0 | 2 | "$preempted" | 130) finish "$code" ;; esac
     [ "$left" -gt 0 ] && is_running || finish "$code"
-    printf 'the training exited with code %s: restarting it, %s restarts left\n' "$code" "$((left - 1))" >&2
+    printf 'the run exited with code %s: restarting it, %s restarts left\n' "$code" "$((left - 1))" >&2
     export INLINE_RESTARTED=1
 done

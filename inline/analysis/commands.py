@@ -43,7 +43,7 @@ def load_models(args: argparse.Namespace) -> list[tuple[AnalysisModel, Loader]]:
     check_positive('--images', args.images)
     check_positive('--batch-size', args.batch_size)
     if len(args.models) % 2:
-        raise UserError(f'{len(args.models)} files: give a config and a checkpoint for each model')
+        raise UserError(f'{len(args.models)} files: pass a config and a checkpoint for each model')
     pairs = list(zip(args.models[::2], args.models[1::2], strict=True))
     labels = args.label or [Path(config).stem for config, _ in pairs]
     if len(labels) != len(pairs):

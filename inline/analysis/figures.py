@@ -148,7 +148,7 @@ def draw_heads(measured: Mapping[str, Collisions], path: Path) -> None:
     height = min(max(0.11 * max(map(len, histograms.values())) + 1.2, 3.4), 12)
     with _new_figure(path, 3.8 * columns + 1.4, height * rows, **{'axes.grid': False}) as figure:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
-        # A steep start of the colour scale makes a single image visible.
+        # The colour scale is steep near zero, so that a single image is visible.
         norm = PowerNorm(0.5, vmin=0, vmax=100)
         for axes, (label, shares) in zip(panels.flat, histograms.items(), strict=False):
             edges = np.arange(len(shares) + 1)
@@ -290,7 +290,7 @@ def _show_grid(axes: Any, grid: NDArray[np.float64], center: float, extent: Any,
     bar = axes.figure.colorbar(shown, ax=axes, location='bottom', shrink=0.9, aspect=20, pad=0.03)
     bar.ax.tick_params(labelsize=8)
     bar.set_label(label, fontsize=8)
-    # Both ends and the centre, which is white. Two significant digits; fewer ticks if the labels are long.
+    # Ticks at both ends and at the centre (white), with two significant digits; fewer if the labels are long.
     decimals = max(1 - int(np.floor(np.log10(scale))), 0)
     ticks = np.linspace(center - scale, center + scale, 5 if decimals < 3 else 3)
     # Adding 0 turns −0 into 0.

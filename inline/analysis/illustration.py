@@ -1,8 +1,8 @@
 """The paper's Figure 1: queries that linear attention confuses, and that softmax and InLine do not.
 
-The figure prints attention weights with two decimals but draws the vectors. The coordinates here were fitted
-to the weights, starting from the drawn ones. Those of panel a differ from the drawing by at most 0.05; the
-queries, A and b of panel b were free. All 96 printed weights follow from them.
+The figure prints attention weights with two decimals and only draws the vectors. The coordinates here were
+fitted to the weights, starting from the drawn ones. Those of panel a differ from the drawing by at most 0.05;
+the queries, A and b of panel b were free. All 96 printed weights follow from them.
 """
 
 from collections.abc import Callable

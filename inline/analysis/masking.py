@@ -1,6 +1,6 @@
 """Masking: attention without some keys of each query, either its neighbours or as many random keys.
 
-A masked key gets no weight, and the remaining keys are weighted as if it had never existed:
+A masked key gets no weight, and the remaining keys are renormalised as if it did not exist:
 
     division (softmax, linear):   w'_j = w_j / Σ_rest w
     subtraction (InLine):         w'_j = (N (w_j − mean_rest w) + 1) / N'        N keys, N' of them remain

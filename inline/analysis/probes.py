@@ -12,10 +12,10 @@ relu are. Then linear attention gives
     w_j(c·q) = c^p φ(q)·φ(k_j) / Σ_i c^p φ(q)·φ(k_i) = w_j(q)
 
 so all points of one direction get the same prediction, which is correct for at most one of K: the accuracy is
-1/K whatever was learned. This needs three conditions. Projections have no bias, because W·(c·q) + b is not
-c·(W·q + b): with a bias, plain linear attention is only blind along rays of projected queries and can solve
-the task. Scores are far above the 1e-6 that :func:`inline.ops.kernels.divide_by_score` adds to their mean:
-the leak is about 1e-6 / mean. The test set contains every direction at every length, so guessing gives
+1/K regardless of what was learned. This needs three conditions. Projections have no bias, because W·(c·q) + b
+is not c·(W·q + b): with a bias, plain linear attention is only blind along rays of projected queries and can
+solve the task. Scores are far above the 1e-6 that :func:`inline.ops.kernels.divide_by_score` adds to their
+mean: the leak is about 1e-6 / mean. The test set contains every direction at every length, so guessing gives
 exactly 1/K. The length is visible to InLine, whose weights differ by (s/N) (φ(c·q) − φ(q))·(φ(k_j) − φ(k̄));
 to softmax; and to kernels that are not homogeneous: exp, elu, a learned relu(A·x + b), Efficient's softmax
 over the channels of a query. Visible does not mean easy to learn: with the identity kernel, InLine's output
@@ -218,7 +218,7 @@ def run_probe(task: str, mixer_config: dict[str, Any], *, seed: int = 0, steps: 
     _train(probe, steps, generator)
     with torch.no_grad():
         logits = probe(maps)
-    # Count predictions that are not finite as wrong, whatever argmax returns for them.
+    # Count non-finite predictions as wrong, regardless of what argmax returns.
     correct = (logits.argmax(dim=-1) == labels) & logits.isfinite().all(dim=-1)
     accuracy = correct[labels != IGNORED].double().mean().item()
     return Score(accuracy, probe.chance, probe.best)

@@ -1,1 +1,1 @@
-"""Datasets: digit scenes, ImageNet from folders or zips, custom data, loaders, and checks before a run."""
+"""Datasets: custom data, ImageNet from folders or zips, digit scenes, image loaders, validation."""

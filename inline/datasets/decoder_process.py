@@ -1,6 +1,6 @@
 """Decoding of untrusted images in a separate process with a time limit.
 
-A decoder that hangs or crashes takes down this process only. It is started at the first image and again after
+If a decoder hangs or crashes, only this process ends. It is started for the first image and restarted after
 an image that ended it. This module does not import torch, so that the process starts quickly.
 """
 
@@ -55,7 +55,7 @@ class DecoderProcess:
         """End the process and return its exit code; None if it was not running."""
         if self._process is None or self._connection is None:
             return None
-        # The process ends when it reads the end of the connection.
+        # The process ends when the connection is closed.
         self._connection.close()
         code = self._process.wait()
         self._process = self._connection = None
@@ -81,7 +81,7 @@ def run(connection: Connection) -> None:
             content = connection.recv_bytes()
         except EOFError:
             return
-        # The default action of SIGALRM ends the process, also inside a decoder.
+        # The default action of SIGALRM ends the process, even inside a decoder.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             image = _decode_completely(content, name, max_pixels)
@@ -101,7 +101,7 @@ def _decode_completely(content: bytes, name: str, max_pixels: int) -> NDArray[np
         # OpenCV fills missing data with grey; Pillow raises.
         with open_image(content) as image_file:
             image_file.load()
-    except Exception as error:  # Decoders raise any exception for damaged files.
+    except Exception as error:  # Decoders may raise any exception for damaged files.
         raise UnreadableError(f'{name!r} cannot be read: {failure_reason(error)}') from error
     return image
 

@@ -1,7 +1,7 @@
 """Reading of image files, and checks of encoded images before they are decoded.
 
-Files come from strangers: only regular files are read, Pillow tries a fixed list of formats, and the numbers
-of pixels and JPEG scans are limited. This module does not import torch.
+Files are untrusted: only regular files are read, Pillow tries a fixed list of formats, and the numbers of
+pixels and JPEG scans are limited. This module does not import torch.
 """
 
 import errno
@@ -22,8 +22,8 @@ from inline.utils.errors import UnreadableError
 # What mmpretrain reads by default, and everything that can be decoded.
 MMPRETRAIN_EXTENSIONS = ('.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif')
 IMAGE_EXTENSIONS = (*MMPRETRAIN_EXTENSIONS, '.tiff', '.webp')
-# The formats that OpenCV decodes, too. Pillow's other readers are not used on files from strangers: the one
-# for EPS starts Ghostscript.
+# The formats that OpenCV also decodes. Pillow's other readers are not used on untrusted files: the one for
+# EPS starts Ghostscript.
 PILLOW_FORMATS = (
     'AVIF', 'BMP', 'DIB', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'SUN', 'TIFF', 'WEBP',
 )  # fmt: skip
@@ -71,7 +71,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def file_name_error(name: str) -> str | None:
-    """Return why an annotation file must not name an image like this; None if it may.
+    """Return why an image name in an annotation file is not allowed; None if it is.
 
     Datasets join the name to their image folder: an absolute path would replace the folder.
     """
@@ -111,7 +111,7 @@ def decode_image(
     image, error = None, None
     try:
         image = decode(content)
-    except Exception as caught:  # Decoders raise any exception for damaged files.
+    except Exception as caught:  # Decoders may raise any exception for damaged files.
         error = caught
     if image is None:
         raise UnreadableError(f'{path!r} cannot be read: {opencv_failure_reason(content)}') from error
@@ -134,7 +134,7 @@ def opencv_failure_reason(content: bytes) -> str:
         with open_image(content) as image:
             image.load()
             return _UNSUPPORTED_MODES.get(image.mode, f'OpenCV cannot decode this {image.format}')
-    except Exception as error:  # Decoders raise any exception for damaged files.
+    except Exception as error:  # Decoders may raise any exception for damaged files.
         return failure_reason(error)
 
 
@@ -150,7 +150,7 @@ def check_header(content: bytes, path: str, max_pixels: int) -> None:
                 size, mode = image.size, image.mode
         except Image.DecompressionBombError as error:
             raise UnreadableError(f'{path!r} has more than {HIGHEST_MAX_PIXELS:,} pixels') from error
-        except Exception as error:  # Decoders raise any exception for damaged files.
+        except Exception as error:  # Decoders may raise any exception for damaged files.
             raise UnreadableError(f'{path!r} cannot be read: {failure_reason(error)}') from error
         if mode == 'LAB':
             raise UnreadableError(f'{path!r} cannot be read: {_UNSUPPORTED_MODES[mode]}')
@@ -165,7 +165,7 @@ def check_header(content: bytes, path: str, max_pixels: int) -> None:
 
 
 def check_aspect_ratio(shape: tuple[int, ...], path: str) -> None:
-    """Raise an :class:`UnreadableError` if an image of `shape` (H, W, ...) is extremely long or high."""
+    """Raise an :class:`UnreadableError` if an image of `shape` (H, W, ...) is extremely wide or high."""
     height, width = shape[:2]
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise UnreadableError(
@@ -176,7 +176,7 @@ def check_aspect_ratio(shape: tuple[int, ...], path: str) -> None:
 def header_size(content: bytes) -> tuple[int, int] | None:
     """Return width and height from the header of a JPEG or PNG, None for other formats.
 
-    Opening a JPEG with Pillow takes a tenth of the time of decoding it; this takes next to none.
+    Opening a JPEG with Pillow takes a tenth of the time of decoding it; this takes almost none.
     """
     if content.startswith(_PNG_START) and len(content) > 24:
         return struct.unpack_from('>II', content, 16)

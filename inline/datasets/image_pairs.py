@@ -1,4 +1,4 @@
-"""Dataset of images with label maps from a list of pairs; its label maps may store classes in other ways."""
+"""Dataset of images and label maps from a list of pairs; label maps may store values other than classes."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -105,15 +105,15 @@ class LoadLabelMap(BaseTransform):
     """mmseg's ``LoadAnnotations`` with checks of size, channels and labels.
 
     An unreadable file raises an :class:`UnreadableError`, so that training skips it. A label map with
-    several channels, with another size than its image or with invalid labels raises a
+    several channels, with a different size than its image or with invalid labels raises a
     :class:`BadDataError`, which stops the run. A dataset such as
-    :class:`inline.datasets.image_pairs.ImagePairs` may say which stored values or colors are which class.
+    :class:`inline.datasets.image_pairs.ImagePairs` may map stored values or colors to classes.
 
     Args:
         num_classes: Labels must be below this or 255 (ignored), after `reduce_zero_label` and `label_map`.
             By default every label is allowed.
-        reduce_zero_label: Whether label 0 is ignored and the others are decreased by one. None for the
-            setting of the dataset.
+        reduce_zero_label: Whether label 0 is ignored and the others are reduced by one. None for the setting
+            of the dataset.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class LoadLabelMap(BaseTransform):
             labels = _look_up(stored, results['label_values'], path, bool(results.get('color_coded')))
         else:
             labels = self._map_labels(stored, results, path)
-        # Adding 1 in uint8 turns 255 into 0, which passes.
+        # Adding 1 in uint8 turns 255 (ignored) into 0, which is below the limit.
         if self.num_classes < IGNORE_INDEX and int((labels + np.uint8(1)).max()) > self.num_classes:
             invalid = np.argwhere((labels >= self.num_classes) & (labels != IGNORE_INDEX))
             raise self._label_error(stored, invalid[0], path, results)
@@ -156,7 +156,7 @@ class LoadLabelMap(BaseTransform):
         try:
             with open_image(content) as image:
                 stored = pack_colors(image) if color_coded else np.array(image)
-        except Exception as error:  # Decoders raise any exception for damaged files.
+        except Exception as error:  # Decoders may raise any exception for damaged files.
             raise UnreadableError(f'label map {path!r} cannot be read: {failure_reason(error)}') from error
         if stored.ndim != 2:
             raise BadDataError(

@@ -1,9 +1,9 @@
 """Detection of reads that hang: a stalled network drive, or a file that never delivers data.
 
-A process that waits for a network drive often cannot be interrupted, so a data worker cannot report it.
-Every process therefore notes in shared memory which file it reads. A thread of the training process watches
-these notes, stops the run with an error that names the file, and ends the process if nothing else can. It
-counts its own wake-ups instead of comparing times, so that suspending the whole job is not an error.
+A process that waits for a network drive often cannot be interrupted, so a data worker cannot report it. Every
+process therefore records in shared memory which file it reads. A thread of the training process watches these
+records, stops the run with an error that names the file, and ends the process as a last resort. It counts its
+own wake-ups instead of comparing times, so that suspending the whole job is not an error.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from mmengine.config import Config
 from inline.utils.errors import BadDataError
 from inline.utils.processes import find_process
 
-# Seconds. Below NCCL's ten minutes, after which the other ranks would fail with another message.
+# Seconds. Below NCCL's timeout of ten minutes, after which the other ranks would fail with a different error.
 DEFAULT_READ_TIMEOUT = 300
 # Time for the run to end after the error was raised.
 _END_SECONDS = 30
@@ -32,7 +32,7 @@ _SLOT_BYTES, _SLOTS = 4096, 1024
 
 
 class ReadNotes:
-    """Which file each process reads, in memory that forked processes share. Nothing until it is opened."""
+    """Which file each process reads, in memory shared with forked processes. Empty until it is opened."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -40,7 +40,7 @@ class ReadNotes:
         os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
 
     def open(self) -> None:
-        """Start to take notes in this process and in those that it forks from now on."""
+        """Start recording in this process and in those that it forks from now on."""
         self._memory = mmap.mmap(-1, _SLOT_BYTES * _SLOTS)
         self._slot, self._next_slot, self._pid = 0, 1, os.getpid()
 
@@ -48,7 +48,7 @@ class ReadNotes:
         self._memory = None
 
     def begin(self, path: str) -> None:
-        """Note that this process reads a file from now on."""
+        """Record that this process starts to read a file."""
         if self._memory is None:
             return
         self._count += 1
@@ -58,7 +58,7 @@ class ReadNotes:
         _HEADER.pack_into(self._memory, start, self._count, self._pid, len(name))
 
     def end(self) -> None:
-        """Note that this process has read the file."""
+        """Record that this process has read the file."""
         if self._memory is not None:
             _HEADER.pack_into(self._memory, self._slot * _SLOT_BYTES, 0, self._pid, 0)
 
@@ -157,6 +157,6 @@ class _Watch:
 
 
 def _is_of_this_run(pid: int) -> bool:
-    """Return whether a process is this one or one of its children. A killed data worker leaves its note."""
+    """Return whether a process is this one or one of its children. A killed data worker leaves its record."""
     process = find_process(pid)
     return pid == os.getpid() or (process is not None and process.parent in (0, os.getpid()))

@@ -17,7 +17,7 @@ from inline.openmmlab.patches import apply_patches
 from inline.registry import DATASETS
 from inline.utils.errors import UserError
 
-# A spawned worker imports this module first, to unpickle the dataset, so the patches are not applied yet.
+# A spawned worker imports this module first, to unpickle the dataset, before any patches are applied.
 apply_patches()
 
 from mmpretrain.datasets import BaseDataset  # noqa: E402

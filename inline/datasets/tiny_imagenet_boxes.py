@@ -6,7 +6,7 @@ from inline.datasets.tiny_imagenet import SIDE, read_classes, read_split
 from inline.openmmlab.patches import apply_patches
 from inline.registry import DATASETS
 
-# A spawned worker imports this module first, to unpickle the dataset, so the patches are not applied yet.
+# A spawned worker imports this module first, to unpickle the dataset, before any patches are applied.
 apply_patches()
 
 from mmdet.datasets import BaseDetDataset  # noqa: E402

@@ -41,7 +41,7 @@ class Outcome:
     Args:
         row: Name of the row.
         seed: Random seed.
-        schedule: Length of the training, such as ``10 epochs``.
+        schedule: Length of training, such as ``10 epochs``.
         accuracy: Top-1 of the last validation in percent.
         minutes: Minutes of training.
         provenance: Provenance columns.
@@ -238,7 +238,7 @@ def measure_costs(configs: Mapping[str, Path]) -> list[Cost]:
         counted[row] = (total.parameters / 1e6, total.multiply_adds / 1e9, find_convolution(model))
         model.to(device).eval()
         runs[row] = make_inference(forward, torch.randn(_TIMING_BATCH, 3, *shape, device=device))
-    # CPU time, because other processes may run next to this one.
+    # CPU time, because other processes may be running.
     clock = time.process_time if device.type == 'cpu' else time.perf_counter
     name = 'CPU time' if device.type == 'cpu' else 'wall-clock time'
     conditions = f'{describe_machine(device)}; {name}, threads: 1, float32, batch: {_TIMING_BATCH}'

@@ -30,9 +30,9 @@ from inline.utils.drawing import CHART_COLORS
 from inline.utils.tables import format_seeds, read_csv, write_csv
 
 NOT_MEASURED, NOT_COMPARABLE = 'not measured', 'not comparable: different training lengths'
-# Backbones of the published accuracies. Claims use the first one that has a figure for both rows.
+# Backbones of the published accuracies. Claims use the first one with a number for both rows.
 _BACKBONES = ('DeiT-T', 'Swin-T')
-# Rows of the paper's Table 9, in which InLine is first. Not all of its figures were found.
+# Rows of the paper's Table 9, in which InLine ranks first. Not all of its numbers were found.
 _TABLE9 = ('softmax', 'linear', 'cosformer', 'nystrom', 'efficient', 'transnormer', 'flatten', 'mlla')
 _BAR_COLOR, _DOT_COLOR = '#9dc3f2', '#1b4f8f'
 _MARKERS = {'no': 'o', 'yes': 's', 'predicted': '^'}
@@ -199,11 +199,13 @@ def _ranking_claims(rows: Mapping[str, Summary]) -> Iterable[Comparison]:
         backbone = next((b for b in _BACKBONES if b in inline.published and b in other.published), None)
         if backbone is not None:
             first, second = sorted((inline, other), key=lambda summary: -summary.published[backbone])
-            figures = f'{first.published[backbone]} and {second.published[backbone]}'
-            statement = f'{first.title} is above {second.title} ({backbone} on ImageNet: {figures}).'
+            numbers = f'{first.published[backbone]} vs {second.published[backbone]}'
+            statement = f'{first.title} outperforms {second.title} ({backbone} on ImageNet: {numbers}).'
             yield Comparison(statement, 'accuracies', first.row, second.row)
         elif other.row in _TABLE9:
-            statement = f'InLine is above {other.title} (the paper ranks InLine first; no figure was found).'
+            statement = (
+                f'InLine outperforms {other.title} (the paper ranks InLine first; no number was found).'
+            )
             yield Comparison(statement, 'accuracies', 'inline', other.row)
 
 

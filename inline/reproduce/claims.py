@@ -1,4 +1,4 @@
-"""Verdicts on the paper's claims from small measurements, and the pages that show them."""
+"""Verdicts on the paper's claims from small experiments, as HTML and Markdown."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -69,7 +69,7 @@ def table_rows(table: Table, measured: Path) -> list[list[str]]:
     header = ['row', 'config']
     for metric in table.metrics:
         header += [f'{metric.title}, expected', f'{metric.title}, measured here']
-    lines = [[*header, 'source of the expected']]
+    lines = [[*header, 'source of expected values']]
     for row in table.rows.values():
         line = find_measured(row, measured) or {}
         cells = [row.name, f'[config](../{row.config.relative_to(ROOT)})']

@@ -1,6 +1,6 @@
-"""From a trained softmax model to an InLine model of the same family, by distillation.
+"""Conversion of a trained softmax model to an InLine model of the same family, by distillation.
 
-The student is the model of the softmax config with other token mixers. It starts from the teacher's weights:
+The student is the model of the softmax config with InLine token mixers. It starts from the teacher's weights:
 all layers that both share, projections of the mixers included. Two phases follow, each a plain config in the
 work directory:
 
@@ -26,7 +26,7 @@ from inline.reproduce.runs import call, last_checkpoint, tool_command
 from inline.utils.atomic import make_folder
 from inline.utils.errors import UserError
 
-# Share of the epochs of the softmax config that a distillation takes by default.
+# Default length of the distillation, as a share of the epochs of the softmax config.
 DEFAULT_SHARE = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Weights for the package: a small file and a model card from the checkpoint of a training."""
+"""Packaged weights: a small file and a model card from a training checkpoint."""
 
 import hashlib
 import tempfile
@@ -36,14 +36,14 @@ TERMS = (
 
 @dataclass(frozen=True)
 class PackagingOptions:
-    """What cannot be read from the checkpoint.
+    """Settings that cannot be read from the checkpoint.
 
     Args:
         name: Name of the model, for example inline_pvt_micro. It is the name of the files.
-        config: Path of the training's config in the repository, for the card.
+        config: Path of the training config in the repository, for the card.
         data_root: The validation data; None for that of the config.
-        commit: Commit of the training; None for the current one.
-        hours: Duration of the training; None to add up the times of its steps in the checkpoint.
+        commit: Commit used for training; None for the current one.
+        hours: Duration of training; None to sum the step times logged in the checkpoint.
         folder: Where the files are written.
     """
 
@@ -58,8 +58,8 @@ class PackagingOptions:
 def package(source: str | Path, cfg: Config, options: PackagingOptions) -> Iterator[str]:
     """Write NAME.safetensors and NAME.md, and yield progress messages.
 
-    The weights are stored in half precision if the evaluator of the config finds no difference, else in
-    single precision. The card states the result of the file that is written.
+    The weights are stored in half precision if that does not lower the config's metrics, else in single
+    precision. The card states the result of the file that is written.
     """
     checkpoint = read_checkpoint(source)
     check_finite(checkpoint)
@@ -113,7 +113,7 @@ def _check_weights(name: str, checkpoint: Checkpoint) -> torch.nn.Module:
 
 
 def _packaged_meta(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return classes, mean and std, and the length of the training; no config, which names folders."""
+    """Return classes, mean and std, and the length of training; not the config, which contains paths."""
     stated = checkpoint.pretrained_cfg
     if stated is None or not stated.classes:
         raise UserError(f'checkpoint {checkpoint.source!r} does not state mean, std and classes')

@@ -38,7 +38,7 @@ class Inputs:
     """Inputs that identify a run. Runs with different inputs are different runs.
 
     The version of the code is recorded for every run but is not an input: after a harmless change (a
-    comment, a new tool) a run of several days must still resume. The record lists all versions.
+    comment, a new tool) a run of several days must still be resumable. The record lists all versions.
 
     Args:
         config: Digest of the config with all overrides, and of the tool's flags.

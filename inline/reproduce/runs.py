@@ -41,7 +41,7 @@ class RunRecord:
     Args:
         inputs: Inputs of the run.
         sessions: Code version, hardware, package versions and date of each start, without repetitions.
-        finished: Whether the training and its test are complete.
+        finished: Whether training and testing are complete.
     """
 
     inputs: Inputs
@@ -85,7 +85,7 @@ class Run:
         return self.folder.name
 
     def inputs(self, tested: Path | None = None) -> Inputs:
-        """Return the inputs of the training, or of a test of the checkpoint `tested`.
+        """Return the inputs of training, or of a test of the checkpoint `tested`.
 
         Digests are those of the current files.
         """
@@ -133,8 +133,8 @@ class Run:
             changed = ['format of the record']
         elif any(self.folder.iterdir()):
             raise UserError(
-                f'work directory {str(self.folder)!r} is not empty and holds no run: '
-                'choose another one, or move its content away'
+                f'work directory {str(self.folder)!r} is not empty and does not contain a run: '
+                'choose another one, or move its content'
             )
         if changed:
             self._move_aside(changed)
@@ -174,7 +174,7 @@ class Run:
             number += 1
         self.folder.rename(target)
         make_folder('work directory', self.folder)
-        print(f'{self.name}: starts over, changed: {", ".join(changed)}; old files: {target}', flush=True)
+        print(f'{self.name}: starting over, changed: {", ".join(changed)}; old files: {target}', flush=True)
 
     def train_command(self) -> list[str]:
         words = ['--work-dir', self.folder, '--resume', *self.flags]
@@ -183,7 +183,7 @@ class Run:
         return self._command('train', [self.config], words)
 
     def test_command(self, checkpoint: Path | None = None) -> list[str]:
-        """Return the command that tests `checkpoint`, by default the last one of the training."""
+        """Return the command that tests `checkpoint`, by default the last one of the run."""
         words = ['--work-dir', self.folder / 'test']
         if self.keep_predictions:
             words += ['--out', self.folder / 'test' / 'predictions.pkl']
@@ -199,7 +199,7 @@ class Run:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Return the last checkpoint that a training wrote to its work directory."""
+    """Return the last checkpoint in a work directory."""
     return Path((folder / 'last_checkpoint').read_text().strip())
 
 
@@ -240,7 +240,7 @@ def call(command: Sequence[str], title: str) -> None:
 def run_all(runs: Sequence[Run], max_parallel: int, on_finish: Callable[[Run], None] | None = None) -> None:
     """Train and test all runs, `max_parallel` at a time; log to files and print the progress.
 
-    `on_finish` is called for each run as soon as it is complete, also if it was complete before.
+    `on_finish` is called for each run as soon as it is complete, or at once if it already was.
     """
     finished = on_finish or (lambda _: None)
     waiting = []

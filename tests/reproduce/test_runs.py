@@ -162,7 +162,7 @@ def test_a_run_with_changed_inputs_starts_over(
     assert [path.name for path in run.folder.iterdir()] == ['run.json']
     # The old files are kept.
     assert (tmp_path / 'run_old1' / 'iter_100.pth').is_file()
-    assert f'run: starts over, changed: {changed}; old files: ' in capsys.readouterr().out
+    assert f'run: starting over, changed: {changed}; old files: ' in capsys.readouterr().out
     replace(run, flags=('--amp',)).begin()
     assert (tmp_path / 'run_old2').is_dir()
 
@@ -243,7 +243,9 @@ def test_foreign_files_are_never_deleted(tmp_path: Path) -> None:
     photograph.parent.mkdir()
     photograph.write_text('of the user')
     run = Run(CONFIG, tmp_path / 'photographs')
-    with pytest.raises(UserError, match=r"photographs' is not empty and holds no run: choose another one"):
+    with pytest.raises(
+        UserError, match=r"photographs' is not empty and does not contain a run: choose another one"
+    ):
         run.begin()
     run.delete()
     assert photograph.read_text() == 'of the user'

@@ -55,7 +55,7 @@ def test_time_limit_then_cancel(job: Facts) -> None:
     assert job['steps'] == [ALL_STEPS[:6], ALL_STEPS[6:9]]
     assert 'stopped by SIGUSR1 after step 6, saved to ' in job['output']
     assert 'stopped by SIGTERM after step 9, saved to ' in job['output']
-    assert job['output'].count('is queued again') == 1
+    assert job['output'].count('is requeued') == 1
     assert job['saved']
 
 
@@ -88,7 +88,7 @@ def test_killed_rank(job: Facts) -> None:
     assert job['state'] == 'COMPLETED', job['output']
     assert job['requeues'] == 0
     assert job['steps'] == [ALL_STEPS[:5], ALL_STEPS[4:]]
-    assert 'the training exited with code 137: restarting it, 2 restarts left' in job['output']
+    assert 'the run exited with code 137: restarting it, 2 restarts left' in job['output']
 
 
 def test_slow_exit(job: Facts) -> None:
@@ -110,7 +110,7 @@ def test_late_rank(late: str, facts: dict[str, Facts]) -> None:
 
 def test_no_progress(job: Facts) -> None:
     assert (job['state'], job['code'], job['requeues']) == ('FAILED', 1, 2), job['output']
-    assert 'was stopped 3 times without a new checkpoint: not queued again' in job['output']
+    assert 'was stopped 3 times without a new checkpoint: not requeued' in job['output']
 
 
 def test_rendezvous(job: Facts) -> None:

@@ -207,7 +207,7 @@ ERRORS = {
     'unknown command': (['colour'], "invalid choice: 'colour'"),
     'missing config': (['locality', 'nowhere.py', '{checkpoint}'], "config 'nowhere.py' does not exist"),
     'missing checkpoint': (['locality', '{config}', 'gone.pth'], "checkpoint 'gone.pth' does not exist"),
-    'config alone': (['masking', '{config}'], '1 files: give a config and a checkpoint for each model'),
+    'config alone': (['masking', '{config}'], '1 files: pass a config and a checkpoint for each model'),
     'no checkpoint': (
         ['locality', '{config}', '{config}'],
         'cannot be read: it is damaged or not a checkpoint',

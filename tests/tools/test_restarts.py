@@ -161,8 +161,8 @@ def assert_in_use(launcher: Launcher, work_dir: Path, flags: list[str]) -> None:
     refused = run_tool('tools/train.py', CONFIG, *flags)
     assert refused.returncode == 2
     assert re.fullmatch(
-        rf"error: work directory '.*' is in use by the training run of process {launcher.pids[0]} on host '.+' "
-        r'since \d{4}-\d\d-\d\d .*: wait for it, stop it, or choose another --work-dir\n',
+        rf"error: work directory '.*' is in use by the training run of process {launcher.pids[0]} on host "
+        r"'.+' since \d{4}-\d\d-\d\d .*: wait for it, stop it, or choose another --work-dir\n",
         refused.stderr,
     ), refused.stderr
     options = [flag.replace('val_dataloader', 'test_dataloader') for flag in flags[1:]]
@@ -237,7 +237,7 @@ def test_slurm_script_restarts_or_requeues_what_can_continue(end: str, tmp_path:
     assert done.returncode == code, done.stderr
     assert (tmp_path / 'calls').read_text().splitlines() == calls
     queued = calls[-1] == REQUEUE and can_requeue
-    assert ('job 77 is queued again' in done.stdout) == queued
+    assert ('job 77 is requeued' in done.stdout) == queued
     # A requeued job needs the count of requeues without a new checkpoint. Nothing else may stay.
     assert {path.name for path in work_dir.iterdir()} - {'.slurm-77.started', '.slurm-77.preempted'} == (
         {'.slurm-77.requeues'} if queued else set()

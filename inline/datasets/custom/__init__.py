@@ -1,6 +1,6 @@
-"""Datasets of users in the layouts that they have: ``--data-root PATH`` is enough.
+"""Custom datasets in their existing layout: ``--data-root PATH`` is enough.
 
-``fitting`` completes a config that has the key ``custom_data`` from the data. The readers are in
+``fitting`` fills in a config with the key ``custom_data`` from the data. The readers are in
 ``classification``, ``detection`` (with ``voc`` and ``yolo``) and ``segmentation`` (with ``pairs`` and
 ``palettes``). Each finds the layout, reads the splits and writes lists or COCO JSON to the work directory;
 nothing is written to the folder of the dataset.

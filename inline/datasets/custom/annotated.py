@@ -1,4 +1,4 @@
-"""Images with objects as every detection format is read, and standard COCO JSON as they are written."""
+"""Annotated images, the common form of all detection formats, and writing them as standard COCO JSON."""
 
 import json
 from collections import Counter
@@ -14,9 +14,9 @@ from inline.datasets.image_file import open_image, read_file
 from inline.datasets.validation.coco import Tables
 from inline.utils.atomic import atomic_write
 
-# The EXIF tag of the orientation, whose values from 5 on exchange width and height.
+# The EXIF orientation tag; values from 5 on swap width and height.
 _ORIENTATION, _FIRST_TRANSPOSED = 0x0112, 5
-# Stands for the size of an image that cannot be read: training skips it, testing stops at it.
+# Placeholder for the size of an image that cannot be read: training skips it, testing stops.
 UNKNOWN_SIZE = (640, 480)
 
 
@@ -52,13 +52,13 @@ class AnnotatedImage:
 def image_size(path: Path) -> tuple[int, int]:
     """Return width and height of an image as it is displayed, from its header.
 
-    Returns :data:`UNKNOWN_SIZE` if the file cannot be read: loading it has a defined outcome.
+    Returns :data:`UNKNOWN_SIZE` if the file cannot be read; the loader reports it.
     """
     try:
         with open_image(read_file(path)) as image:
             width, height = image.size
             transposed = image.getexif().get(_ORIENTATION, 1) >= _FIRST_TRANSPOSED
-    except Exception:  # Decoders raise any exception for damaged files.
+    except Exception:  # Decoders may raise any exception for damaged files.
         return UNKNOWN_SIZE
     return (height, width) if transposed else (width, height)
 

@@ -83,7 +83,7 @@ def read_classification(root: Path, options: ReadOptions) -> CustomData:
             raise UserError(f'class {name!r} is in {split} but not in train of {str(root)!r}')
     if 'train' in found and len(names) < 2:
         raise UserError(
-            f'{str(root)!r} has one class, {format_names(sorted(names))!r}: at least two are needed'
+            f'{str(root)!r} has one class, {format_names(sorted(names))!r}: at least two are required'
         )
     classes = resolve_classes(_sorted(names, layout), options)
     for split, labels in found.items():
@@ -157,7 +157,7 @@ def _read_class_folders(root: Path, folder: Path) -> list[Labelled]:
             empty.append(class_folder)
     is_train = split_of(folder.name) in ('train', None)
     if samples and empty and is_train:
-        # In data of another task, this may be a folder of labels.
+        # In a dataset for another task, this may be a folder of labels.
         raise UnknownLayoutError(
             f'class folder {str(empty[0])!r} has no images ({", ".join(IMAGE_EXTENSIONS)})'
         )
@@ -228,7 +228,7 @@ def _read_csv(path: Path, base: Path) -> list[Labelled]:
     repeated = [name for name, count in Counter(sample.path for sample in samples).items() if count > 1]
     if repeated:
         raise UserError(f'{str(path)!r}: {repeated[0]!r} is listed more than once')
-    # Single missing files are skipped in training, as in all formats.
+    # Individual missing files are skipped in training, as in all formats.
     if not any((base / sample.path).is_file() for sample in samples):
         raise UserError(
             f'{str(path)!r}: none of its images exists, the first is {str(base / samples[0].path)!r}: '

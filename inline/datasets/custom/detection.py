@@ -1,4 +1,4 @@
-"""Boxes and masks: COCO JSON, VOC XML and YOLO. All are used as COCO JSON, converted if necessary."""
+"""Boxes and masks from COCO JSON, VOC XML and YOLO; VOC and YOLO are converted to COCO JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ from inline.datasets.validation.coco import (
 )
 from inline.utils.errors import UserError
 
-# Common locations of the annotations and images of a split, in the order of the search.
+# Common locations of the annotations and images of a split, in search order.
 _COCO_FILES = (
     '{split}.json',
     'annotations/{split}.json',
@@ -113,8 +113,8 @@ class _Source:
 def read_detection(root: Path, options: ReadOptions) -> CustomData:
     """Read boxes and optional masks.
 
-    COCO files that mmdet can read as they are stay where they are. All others are written as standard COCO
-    JSON to ``options.folder``.
+    COCO files that mmdet can read are used in place. All others are written as standard COCO JSON to
+    ``options.folder``.
     """
     notes: list[str] = []
     # Other formats may have JSON files that are not annotations.
@@ -202,7 +202,7 @@ def _is_coco(path: Path) -> bool:
     try:
         content = load_json(path)
     except UserError:
-        # Reading it reports the error.
+        # The error is reported when the file is read.
         return True
     return isinstance(content, dict) and 'images' in content and 'annotations' in content
 
@@ -227,7 +227,7 @@ def _read_coco(root: Path, files: dict[str, str], options: ReadOptions) -> Custo
     classes = resolve_classes(leading['used'], options)
     unused = [name for name in unused if name not in classes]
     if unused:
-        notes.append(f'custom data: categories without an annotation are no classes: {format_names(unused)}')
+        notes.append(f'custom data: categories without annotations are not used: {format_names(unused)}')
     prefix = {split: _find_image_folder(base, split, summaries[split], file) for split, file in files.items()}
     complete = options.val_split is None and all(
         summary['is_complete']
@@ -255,10 +255,10 @@ def _read_coco(root: Path, files: dict[str, str], options: ReadOptions) -> Custo
 
 
 def summarize_coco(path: Path) -> dict[str, Any]:
-    """Return what the config needs to know about a COCO file.
+    """Return the properties of a COCO file that the config needs.
 
-    ``is_complete`` says whether mmdet and pycocotools can read it as it is: they need an area and
-    ``iscrowd``, and count matches of id 0 as missed objects.
+    ``is_complete`` is True if mmdet and pycocotools can read it unchanged: they need an area and ``iscrowd``,
+    and count matches of id 0 as missed objects.
     """
     content = load_json(path)
     is_complete = _is_complete(content.get('annotations') if isinstance(content, dict) else None)

@@ -1,4 +1,4 @@
-"""Completing a config with ``custom_data`` from the dataset: classes, paths, lists and palette."""
+"""Filling in a config with ``custom_data`` from the dataset: classes, paths, lists and palette."""
 
 import atexit
 import tempfile
@@ -26,13 +26,13 @@ from inline.utils.errors import UserError
 from inline.utils.nested import leaf_datasets, walk_dicts
 
 Reader = Callable[[Path, ReadOptions], CustomData]
-# The names are those of the first format that each could read.
+# Each name is that of the first supported format.
 READERS: dict[str, Reader] = {
     'image-folder': read_classification,
     'coco-format': read_detection,
     'label-maps': read_segmentation,
 }
-# A config for each of them. Classification is last, because any folder of folders has its layout.
+# An example config for each. Classification is last, because any folder of folders matches its layout.
 _TASKS = {
     'coco-format': ('detection', 'retinanet_inline-pvt-tiny_coco-format'),
     'label-maps': ('segmentation', 'semantic-fpn_inline-pvt-tiny_label-maps'),
@@ -105,7 +105,7 @@ def read_custom_data(task: str, root: Path, options: ReadOptions) -> CustomData:
     if not root.exists():
         raise UserError(f'data folder {str(root)!r} does not exist: give yours with --data-root')
     if options.ignore_labels and task != 'label-maps':
-        raise UserError('--ignore-label is for label maps: the config is for another task')
+        raise UserError('--ignore-label is for segmentation with label maps: the config is for another task')
     inner = enter_wrapper(root)
     try:
         return READERS[task](inner, options)

@@ -1,4 +1,4 @@
-"""What all readers of custom data share: options, splits, held-out samples, and messages about a folder."""
+"""Shared by all readers of custom data: options, splits, held-out samples, and messages about a folder."""
 
 import hashlib
 import os
@@ -52,7 +52,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class CustomData:
-    """What a config must know about a dataset.
+    """The properties of a dataset that a config needs.
 
     Attributes:
         layout: The format that was found.
@@ -100,7 +100,7 @@ def is_hidden(name: str) -> bool:
 
 
 def visible_folders(folder: Path) -> list[Path]:
-    """Return the subfolders, also linked ones, sorted by name."""
+    """Return the subfolders, including links, sorted by name."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if not is_hidden(path.name) and path.is_dir())
@@ -113,7 +113,7 @@ def find_files(folder: Path, extensions: Sequence[str]) -> Iterator[str]:
     for parent, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:
-            # A link to a folder above would be followed forever.
+            # Following a link to a parent folder would never end.
             folders.clear()
             continue
         visited.add(real)
@@ -147,7 +147,7 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 
 def find_named(root: Path, names: Iterable[str]) -> Path | None:
-    """Return the first of some files or folders that exists in `root`; capitals do not matter."""
+    """Return the first of some files or folders that exists in `root`, ignoring case."""
     if not root.is_dir():
         return None
     present = {path.name.lower(): path for path in sorted(root.iterdir(), reverse=True)}
@@ -222,9 +222,7 @@ def check_splits(splits: Iterable[str], root: Path, options: ReadOptions) -> Non
                 f'--val-split {fraction}: must be above 0 and below 1, or 1 to test on all images'
             )
         if 'val' in found:
-            raise UserError(
-                f'--val-split {fraction}: {str(root)!r} has a val split already; leave the option out'
-            )
+            raise UserError(f'--val-split {fraction}: {str(root)!r} already has a val split; omit the flag')
     if options.phase == 'train':
         if 'train' not in found:
             raise UserError(
@@ -260,7 +258,7 @@ def resolve_classes(found: Sequence[str], options: ReadOptions) -> tuple[str, ..
     if not options.allow_other_classes:
         raise other_classes_error(names, found)
     if set(found) <= set(names):
-        # Only the order differs, and every format names the class of a label.
+        # Only the order differs, and every format gives the class name of a label.
         return names
     if len(found) > len(names):
         raise UserError(
@@ -274,7 +272,7 @@ def resolve_classes(found: Sequence[str], options: ReadOptions) -> tuple[str, ..
 
 def other_classes_error(names: Sequence[str], found: Sequence[str]) -> UserError:
     """Return the error for data with other classes than those that a checkpoint was trained on."""
-    what = 'in another order' if sorted(names) == sorted(found) else 'with other names'
+    what = 'in a different order' if sorted(names) == sorted(found) else 'with different names'
     return UserError(
         f'the checkpoint and the data have classes {what}: checkpoint: {format_names(names, 50)}; '
         f'data: {format_names(found, 50)} (--allow-other-classes accepts this)'
@@ -310,11 +308,11 @@ def describe_folder(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """A format that a folder may have been meant to be.
+    """A dataset format, for suggestions if no format matches.
 
     Attributes:
         name: Of the format.
-        parts: What it consists of, each with a test whether a folder has it.
+        parts: Its parts, each with a predicate for a folder.
     """
 
     name: str
@@ -326,7 +324,7 @@ class UnknownLayoutError(UserError):
 
 
 def unknown_layout_error(root: Path, layouts: Sequence[Layout]) -> UnknownLayoutError:
-    """Return an error that lists the content of a folder and the layout of which most parts are there."""
+    """Return an error that lists the content of a folder and the closest layout."""
 
     def missing(layout: Layout) -> list[str]:
         return [part for part, is_present in layout.parts if not is_present(root)]
@@ -334,7 +332,7 @@ def unknown_layout_error(root: Path, layouts: Sequence[Layout]) -> UnknownLayout
     nearest = min(layouts, key=lambda layout: len(missing(layout)) / len(layout.parts))
     names = ', '.join(layout.name for layout in layouts)
     lacking = missing(nearest)
-    verdict = f'which lacks {" and ".join(lacking)}' if lacking else 'but its files do not belong together'
+    verdict = f'which lacks {" and ".join(lacking)}' if lacking else 'but its files do not match each other'
     return UnknownLayoutError(
         f'{str(root)!r} has none of the layouts {names}. Found: {describe_folder(root)}. '
         f'Nearest: {nearest.name}, {verdict}'
@@ -342,10 +340,10 @@ def unknown_layout_error(root: Path, layouts: Sequence[Layout]) -> UnknownLayout
 
 
 def has_files(*extensions: str) -> Callable[[Path], bool]:
-    """Return a test whether a folder has a file with one of some extensions at any depth."""
+    """Return a predicate: whether a folder has a file with one of these extensions at any depth."""
     return lambda root: next(find_files(root, extensions), None) is not None
 
 
 def has_named(*names: str) -> Callable[[Path], bool]:
-    """Return a test whether a folder has a file or folder with one of some names."""
+    """Return a predicate: whether a folder has a file or folder with one of these names."""
     return lambda root: find_named(root, names) is not None

@@ -27,9 +27,9 @@ LABEL_FOLDERS = (
     *('ground_truth', 'groundtruth', 'segmentation', 'segmentations', 'segmentationclass', 'ann_dir'),
     *('segmentationclasspng', 'targets', 'target', 'label_maps', 'labelmaps', 'seg', 'y', 'semantic'),
 )
-# Of a folder of label maps next to the folder of a split, as in train and trainannot.
+# Endings of a folder of label maps next to the folder of a split, as in train and trainannot.
 _LABEL_ENDINGS = ('annot', 'labels', 'label', 'masks', 'mask', 'annotations', 'gt', 'seg')
-# Of file names of label maps and images that otherwise have the same name.
+# Suffixes of the file names of label maps and images that otherwise have the same name.
 _LABEL_SUFFIXES = (
     *('_mask', '_masks', '-mask', '_label', '_labels', '_gt', '_l', '_p', '_seg', '_segmentation'),
     *('_annotation', '_annot', '_manual1', '_gtfine_labelids', '_labelids', '_gtfine_labeltrainids'),

@@ -1,4 +1,4 @@
-"""Names and colors of the classes of label maps, from the files that datasets come with."""
+"""Names and colors of the classes of label maps, from files of the dataset."""
 
 import csv
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _read_palette(path: Path) -> ClassTable:
 
 
 def _split_line(line: str) -> tuple[str, list[int]]:
-    """Return the words of a line that are no numbers, joined, and its numbers."""
+    """Return the words of a line that are not numbers, joined, and its numbers."""
     if ':' in line:
         words = [part for field in line.split(':') for part in field.split(',')]
     elif ',' in line or ';' in line:

@@ -1,4 +1,4 @@
-"""Images with label maps: which class each value or color of indexed, grey and color-coded PNGs is."""
+"""Images with label maps: assignment of classes to the values or colors of indexed, grey and RGB PNGs."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +82,7 @@ def _is_color_coded(paths: Mapping[str, Sequence[tuple[Path, Path]]], table: Cla
                 return False
             colors = np.unique(pack_colors(image))
             indices = np.unique(np.asarray(image))
-    except Exception as error:  # Decoders raise any exception for damaged files.
+    except Exception as error:  # Decoders may raise any exception for damaged files.
         raise UserError(f'label map {str(path)!r} cannot be read: {failure_reason(error)}') from error
     listed = [_packed(color) for color in table.colors]
     return set(colors.tolist()) <= set(listed) and indices.max() < IGNORE_INDEX
@@ -102,7 +102,7 @@ def count_values(pairs: Sequence[tuple[Path, Path]], is_color: bool) -> list[lis
     def count(pair: tuple[Path, Path]) -> dict[float, int]:
         values, size = _read_values(pair[1], is_color)
         expected = image_size(pair[0])
-        # An image that cannot be read has a defined outcome.
+        # The loader reports images that cannot be read.
         if expected not in (size, UNKNOWN_SIZE):
             raise UserError(
                 f'label map {str(pair[1])!r} is {size[0]}x{size[1]} pixels, '
@@ -130,11 +130,11 @@ def _read_values(path: Path, is_color: bool) -> tuple[dict[float, int], tuple[in
             size = image.size
     except UserError:
         raise
-    except Exception as error:  # Decoders raise any exception for damaged files.
+    except Exception as error:  # Decoders may raise any exception for damaged files.
         raise UserError(f'label map {str(path)!r} cannot be read: {failure_reason(error)}') from error
     if stored.ndim != 2:
         raise UserError(
-            f'label map {str(path)!r} has {stored.shape[-1]} channels: must have one, as the first label map'
+            f'label map {str(path)!r} has {stored.shape[-1]} channels: must be one, like the first map'
         )
     if stored.dtype == np.uint8:
         # Faster than sorting.
@@ -168,7 +168,7 @@ class _Classes:
 def _assign_classes(
     stored: Mapping[str, Stored], table: ClassTable, is_color: bool, options: ReadOptions, root: Path
 ) -> _Classes:
-    """Decide which class each stored value is."""
+    """Assign a class to each stored value."""
     files = {value: path for split in stored.values() for value, (_, path) in split.items()}
     shown: Callable[[int], str] = lambda value: format_stored(value, is_color)  # noqa: E731
     colors = [_packed(color) for color in table.colors] if is_color else []
@@ -228,7 +228,7 @@ def _named(
         raise UserError(
             f'the label maps of {str(root)!r} have {what}'
             f'{f" besides ignored pixels ({format_names(sorted(ignored))})" if ignored else ""}: '
-            'at least two classes are needed'
+            'at least two classes are required'
         )
     if kept != list(range(len(kept))):
         notes.append(f'custom data: labels {format_names(kept)} become classes 0 to {len(kept) - 1}')
@@ -269,8 +269,8 @@ def _check_present(
     if absent and 'train' in stored:
         flag = ' '.join(repr(name) if ' ' in name else name for name in absent)
         raise UserError(
-            f'{len(absent)} of {len(kept)} classes of {str(table.path)!r} have no pixel in train: '
-            f'{format_names(absent)}; leave them out with --ignore-label {flag}'
+            f'{len(absent)} of {len(kept)} classes of {str(table.path)!r} have no pixels in train: '
+            f'{format_names(absent)}; exclude them with --ignore-label {flag}'
         )
 
 

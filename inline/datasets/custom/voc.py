@@ -99,14 +99,14 @@ class _ImageIndex:
     def _find(self, path: Path, file_name: str) -> Path:
         """Return the image that has the name of the XML file, or the name in it."""
         folders = list(_image_folders(path.parent, self.root))
-        # Names in a file may have a folder of another machine, with any separator.
+        # Names in a file may contain a path of another machine, with any separator.
         written = file_name.replace('\\', '/').rpartition('/')[2]
         for folder in folders:
             files = self._files(folder)
             for stem in (path.stem, Path(written).stem, written):
                 if stem in files:
                     return files[stem]
-        # Loading a missing image has a defined outcome.
+        # The loader reports missing images.
         return folders[-1] / (written if written.lower().endswith(IMAGE_EXTENSIONS) else f'{path.stem}.jpg')
 
     @staticmethod

@@ -153,7 +153,7 @@ def _read_description(path: Path, notes: list[str]) -> tuple[dict[str, list[Path
     content = _load_yaml(path)
     names = _class_names(content, path)
     base = path.parent / str(content.get('path') or '')
-    # The path is often that of the author's machine.
+    # The path is often one on the author's machine.
     base = base if base.is_dir() else path.parent
     found: dict[str, list[Path]] = {}
     for split, keys in (('train', ('train',)), ('val', ('val', 'valid', 'validation')), ('test', ('test',))):
@@ -176,7 +176,7 @@ def _read_description(path: Path, notes: list[str]) -> tuple[dict[str, list[Path
         if not found[split]:
             raise UserError(f'{split} {str(entries[0])!r} of {str(path)!r} has no images')
     if not found:
-        raise UserError(f'{str(path)!r} has no train or val: must name folders of images')
+        raise UserError(f'{str(path)!r} has neither train nor val: they must be folders of images')
     if found.get('train') == found.get('val'):
         notes.append(f'custom data: train and val of {str(path)!r} are the same images')
     return found, names

@@ -1,4 +1,4 @@
-"""A picture with samples of the digit scenes, for the documentation."""
+"""An overview image of the digit scenes, for the documentation."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def contact_sheet(options: DigitScenesOptions) -> Image:
     sources = load_sources(options.seed)
     count = _SAMPLE_COLUMNS * _SAMPLE_ROWS
     samples = [render_classification(sources, options, 'val', index).image for index in range(count)]
-    # The scenes with the most digits: the sheet has few tiles.
+    # The scenes with the most digits, because the sheet has few tiles.
     scenes = [render_scene(sources, options, 'val', index) for index in range(4 * _SCENE_COLUMNS)]
     scenes.sort(key=lambda scene: -len(scene.instances))
     rows = [

@@ -177,7 +177,7 @@ class _DrawnDigit:
 
 
 def _image_rng(seed: int, split: Split, task: int, index: int) -> np.random.Generator:
-    # One stream per image, so that other counts do not change the other images.
+    # One random stream per image, so that an image does not depend on the number of images.
     return np.random.default_rng([seed, SPLITS.index(split), task, index])
 
 

@@ -63,7 +63,7 @@ def _label_map_inspector(images: Path, labels: Path, max_label: int) -> Inspect:
             with open_image(read(name)) as label_map:
                 size, bands = label_map.size, label_map.getbands()
                 highest = int(np.asarray(label_map).max()) if len(bands) == 1 else None
-        except Exception as error:  # Decoders raise any exception for damaged files.
+        except Exception as error:  # Decoders may raise any exception for damaged files.
             return FileProblem('label maps that cannot be decoded', name, failure_reason(error))
         if highest is None:
             return FileProblem('label maps with several channels', name, ''.join(bands))
@@ -72,7 +72,7 @@ def _label_map_inspector(images: Path, labels: Path, max_label: int) -> Inspect:
         expected = _image_size(images / f'{Path(name).stem}.jpg')
         if expected and size != expected:
             detail = '{}x{} instead of {}x{}'.format(*size, *expected)
-            return FileProblem('label maps of another size than their image', name, detail)
+            return FileProblem('label maps whose size differs from that of their image', name, detail)
         return None
 
     return inspect

@@ -83,7 +83,7 @@ def format_reports(title: str, root: Path, reports: list[PathReport]) -> str:
 def list_folder(
     root: Path, name: str, suffix: str, what: str, expected: int, source: str
 ) -> tuple[PathReport, list[str]]:
-    """List the files of a folder that end with `suffix`, and report if they are not as many as `expected`."""
+    """List the files of a folder that end with `suffix`, and report if their number is not `expected`."""
     report, folder = PathReport(name, source), root / name
     if not folder.is_dir():
         report.problems.append(f'the folder is missing, expected {expected:,} {what}')
@@ -113,7 +113,7 @@ def image_decoder(read: ReadFile) -> Inspect:
                 # Reads the complete JPEG but skips most of the computation.
                 image.draft(None, (1, 1))
                 image.load()
-        except Exception as error:  # Decoders raise any exception for damaged files.
+        except Exception as error:  # Decoders may raise any exception for damaged files.
             return FileProblem(UNDECODABLE, name, failure_reason(error))
         return None
 
@@ -169,10 +169,10 @@ def _map(inspect: Inspect, names: Sequence[str], workers: int) -> Iterator[FileP
         yield from pool.map(_inspect_in_worker, names, chunksize=_CHUNK)
     except BrokenProcessPool as error:
         raise UserError(
-            'a worker process died, possibly because of too little memory: try fewer --workers'
+            'a worker process died, possibly because it ran out of memory: try fewer --workers'
         ) from error
     finally:
-        # After Ctrl-C, too: every worker finishes its current chunk.
+        # Also after Ctrl-C: every worker finishes its current chunk.
         pool.shutdown(cancel_futures=True)
 
 

@@ -1,4 +1,4 @@
-"""From a path to a checked and linked dataset."""
+"""Check the dataset at a path and link it."""
 
 import os
 from collections.abc import Callable

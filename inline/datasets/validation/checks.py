@@ -29,7 +29,7 @@ from inline.utils.resources import TOOLS, format_tool
 
 # In the work directory of a run.
 FOLDER = 'data_validation'
-# Increase it when a check becomes stricter, so that cached results of earlier versions are not used.
+# Increase when a check becomes stricter, so that cached results of earlier versions are not used.
 _CACHE_VERSION = 3
 # Folders of public datasets, and their names in tools/prepare_data.py.
 _PUBLIC_DATASETS = {

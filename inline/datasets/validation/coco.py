@@ -1,6 +1,6 @@
 """Check of a COCO annotation file before training.
 
-Finds what makes mmdet or pycocotools crash in the middle of a run, or what they misread silently.
+Finds data that makes mmdet or pycocotools crash in the middle of a run, or that they silently misread.
 """
 
 import json
@@ -25,8 +25,8 @@ _REQUIRED_KEYS = {
 }
 # mmdet converts boxes to tensors, which overflow on larger integers.
 _NUMBER_LIMIT = 2**31
-# Boxes are taken for corners if more than this part of them exceeds the image, and less than this part is no
-# valid pair of corners.
+# Boxes are assumed to be corners if more than _MOST of them exceed the image as [x, y, width, height], and
+# less than _FEW are invalid as [x1, y1, x2, y2].
 _MOST, _FEW = 0.5, 0.05
 
 Entry = dict[str, Any]
@@ -93,7 +93,7 @@ def check_tables(
         require_annotations: Whether the file must have usable objects, as for training and validation.
 
     Returns:
-        Number of objects or images by what happens to them; empty if all are used as they are.
+        Number of objects or images by what is done with them; empty if all are used unchanged.
     """
     images, annotations = tables['images'], tables['annotations']
     class_ids = _check_categories(tables['categories'], classes, path)
@@ -121,7 +121,7 @@ def check_tables(
             np.minimum(bottom_right, image_size) <= np.maximum(top_left, 0)
         ).any(axis=1),
         'dropped objects without a positive area': area <= 0,
-        'dropped objects of categories that are no class': ~of_class,
+        'dropped objects of categories that are not classes': ~of_class,
         'dropped objects marked "ignore"': ignored,
     }.items():
         found[reason] = int((kept & dropped).sum())
@@ -131,7 +131,7 @@ def check_tables(
     found['boxes clipped at the image border'] = int((kept & beyond).sum())
     used = [annotations[i] for i in np.flatnonzero(kept)]
     # The metric counts a match with id 0 as a miss; see `renumber_annotation_zero` in openmmlab/patches.py.
-    found['annotation ids 0 replaced in the metric'] = sum(entry['id'] == 0 for entry in annotations)
+    found['annotations with id 0, replaced for evaluation'] = sum(entry['id'] == 0 for entry in annotations)
     found['crowd regions ignored by loss and metric'] = sum(bool(entry.get('iscrowd')) for entry in used)
     if with_masks:
         # Evaluation also decodes the masks of dropped objects.
@@ -348,7 +348,7 @@ def decode_rle_counts(counts: str) -> list[int] | None:
 
 
 def _count_short_polygons(segmentations: Iterable[Any]) -> Counter[str]:
-    """Count objects with polygons that mmdet drops: fewer than three points, or half a point."""
+    """Count objects with polygons that mmdet drops: fewer than three points or an odd length."""
     found: Counter[str] = Counter()
     for segmentation in segmentations:
         valid = [
@@ -358,5 +358,5 @@ def _count_short_polygons(segmentations: Iterable[Any]) -> Counter[str]:
         if not any(valid):
             found['objects without a valid polygon ignored by loss and metric'] += 1
         elif not all(valid):
-            found['objects that lose polygons of less than three points'] += 1
+            found['objects that lose polygons with fewer than three points'] += 1
     return found

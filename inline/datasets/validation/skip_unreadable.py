@@ -22,9 +22,9 @@ def skip_unreadable(dataset: BaseDataset, folder: Path, name: str, limit: float)
 
 
 class SkipUnreadable(Compose):
-    """A pipeline that replaces an unreadable sample by the next readable one.
+    """A pipeline that replaces an unreadable sample with the next readable one.
 
-    It takes the next index, not a random one, so that a run stays reproducible.
+    It uses the next index, not a random one, so that runs are reproducible.
     """
 
     def __init__(self, dataset: BaseDataset, skipped: 'SkippedSamples') -> None:
@@ -75,7 +75,7 @@ class SkippedSamples:
                 with path.open('a') as file:
                     file.write(f'{message}\n')
             except OSError as error:
-                # The other processes could not count this sample.
+                # Otherwise the other processes would not count this sample.
                 raise BadDataError(f'{message}; {str(path)!r} cannot be written: {error.strerror}') from error
         if len(messages) > self.allowed:
             raise BadDataError(

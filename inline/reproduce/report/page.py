@@ -1,4 +1,4 @@
-"""The demo's report: a self-contained HTML file with charts, tables and pictures."""
+"""The demo's report: a self-contained HTML file with charts, tables and images."""
 
 import base64
 import io

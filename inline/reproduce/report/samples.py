@@ -31,7 +31,7 @@ DIGITS = tuple('0123456789')
 # Label 0 of the label maps is the background; the digits follow.
 _BACKGROUND = (40, 40, 40)
 _JPEG_QUALITY = 90
-# Regions of fewer pixels get no tag: noise would cover the map with text.
+# Smaller regions, in pixels, get no tag: noise would cover the map with text.
 _MIN_TAGGED_REGION = 60
 _TAG_SIZE = 20
 

@@ -157,5 +157,5 @@ def test_incomplete_folders(root: Path) -> None:
     with pytest.raises(UserError, match='has no images in class folders'):
         read('image-folder', root.parent / 'flat')
     made.write_image(root.parent / 'one' / 'cat' / '0.png')
-    with pytest.raises(UserError, match=r"has one class, 'cat': at least two are needed"):
+    with pytest.raises(UserError, match=r"has one class, 'cat': at least two are required"):
         read('image-folder', root.parent / 'one', needs_val=False)

@@ -67,7 +67,7 @@ FORMATS = {
     'coco-format Roboflow': Format(
         made.roboflow,
         'COCO JSON; train 4 images, 8 objects; val 2 images, 4 objects; 2 classes (cat, dog)',
-        note='categories without an annotation are no classes: pets',
+        note='categories without annotations are not used: pets',
     ),
     'coco-format VOC': Format(made.voc, 'VOC XML; train 4 images, 8 objects; val 2 images, 4 objects'),
     'coco-format flat VOC': Format(

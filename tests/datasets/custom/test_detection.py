@@ -94,7 +94,7 @@ def test_areas_of_coco_are_derived_and_ids_start_at_one(root: Path) -> None:
     assert [entry['area'] for entry in annotations[:2]] == [20 * 16, 24 * 20]
     assert {entry['iscrowd'] for entry in annotations} == {0}
     assert 'keypoints' not in annotations[0]
-    assert data.notes == ('custom data: categories without an annotation are no classes: pets',)
+    assert data.notes == ('custom data: categories without annotations are not used: pets',)
 
 
 @pytest.mark.parametrize('with_area', [True, False])

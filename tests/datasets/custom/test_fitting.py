@@ -57,7 +57,10 @@ def test_classes_of_the_checkpoint(root: Path) -> None:
     fewer = read('image-folder', root, phase='test', model_classes=('ant', 'cat', 'dog'))
     assert fewer.classes == ('ant', 'cat', 'dog')
     assert Path(fewer.dataset['val']['ann_file']).read_text().split('\n')[0] == 'val/cat/val_0.jpg 1'
-    for classes, reason in ((('dog', 'cat'), 'in another order'), (('cat', 'hen'), 'with other names')):
+    for classes, reason in (
+        (('dog', 'cat'), 'in a different order'),
+        (('cat', 'hen'), 'with different names'),
+    ):
         with pytest.raises(UserError) as caught:
             read('image-folder', root, phase='test', model_classes=classes)
         lists = f'checkpoint: {", ".join(classes)}; data: cat, dog'
@@ -150,7 +153,7 @@ def test_what_is_missing_is_named(root: Path) -> None:
     (root / 'Annotations').rename(root / 'labels')
     (root / 'JPEGImages').rename(root / 'images')
     (root / 'labels' / '0.yaml').write_text('')
-    with pytest.raises(UserError, match=r'Nearest: YOLO .*but its files do not belong together'):
+    with pytest.raises(UserError, match=r'Nearest: YOLO .*but its files do not match each other'):
         read('coco-format', root)
 
 

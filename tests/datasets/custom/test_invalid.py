@@ -279,7 +279,7 @@ CASES: dict[str, tuple[str, Case]] = {
             yolo('names: [', 'data.yaml'),
         ),
         (
-            'your own label map of another size than its image',
+            'your own label map whose size differs from its image',
             *(MAPS, 'rejected', 'is 64x40 pixels, but its image is 64x48', maps(made.LABELS[:40])),
         ),
         (
@@ -329,7 +329,7 @@ CASES: dict[str, tuple[str, Case]] = {
         ),
         (
             'label maps of a single class',
-            *(MAPS, 'rejected', 'at least two classes are needed'),
+            *(MAPS, 'rejected', 'at least two classes are required'),
             lambda root: made.label_maps(root, array=np.zeros_like(made.LABELS)),
         ),
         ('binary masks of 0 and 255', MAPS, 'loaded', 'as classes 0 and 1', made.binary_masks),

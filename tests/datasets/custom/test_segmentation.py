@@ -178,7 +178,7 @@ def rewrite(root: Path, array: np.ndarray, split: str = '*') -> None:
         (
             LABELS,
             'sky\nroad\ncar\nbus\nold bike\n',
-            r"have no pixel in train: bus, old bike; .*bus 'old bike'",
+            r"have no pixels in train: bus, old bike; .*bus 'old bike'",
         ),
     ],
 )

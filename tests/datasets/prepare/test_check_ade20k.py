@@ -56,7 +56,7 @@ def test_images_and_label_maps_are_matched(ade: Path) -> None:
     [
         (
             np.zeros((60, 160)),
-            'label maps of another size than their image: 1 (1.png: 160x60 instead of 160x120)',
+            'label maps whose size differs from that of their image: 1 (1.png: 160x60 instead of 160x120)',
         ),
         (np.full((120, 160), 200), 'label maps with a value above 150: 1 (1.png: 200)'),
         (np.eye(120, 160) * 151, 'label maps with a value above 150: 1 (1.png: 151)'),

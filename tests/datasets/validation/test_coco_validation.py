@@ -93,7 +93,7 @@ REJECTED = {
             change('images', file_name='../8.png'),
         ),
         (
-            'a URL as file name',
+            'a URL as a file name',
             "images[1] has file_name 'http://a.org/8.png', which is a URL: must be a path inside",
             change('images', file_name='http://a.org/8.png'),
         ),
@@ -169,14 +169,14 @@ REJECTED = {
             "categories[1] has name ['dog']: must be a non-empty string",
             change('categories', name=['dog']),
         ),
-        ('two images with one id', "id 7 occurs more than once in 'images'", change('images', id=7)),
+        ('two images with the same id', "id 7 occurs more than once in 'images'", change('images', id=7)),
         (
-            'two annotations with one id',
+            'two annotations with the same id',
             "id 20 occurs more than once in 'annotations'",
             change('annotations', id=20),
         ),
         (
-            'two categories with one id',
+            'two categories with the same id',
             "id 3 occurs more than once in 'categories'",
             change('categories', id=3),
         ),
@@ -191,7 +191,7 @@ REJECTED = {
             change('categories', name='wolf'),
         ),
         (
-            'categories in another order than the classes',
+            'categories in a different order than the classes',
             "category 'dog' has index 0 in the file and 1 in the config",
             lambda: {**valid(), 'categories': valid()['categories'][::-1]},
         ),
@@ -201,7 +201,7 @@ REJECTED = {
             change('annotations', segmentation=None),
         ),
         (
-            'an RLE mask of another size than its image',
+            'an RLE mask whose size differs from its image',
             'annotation 22 has RLE size [24, 41], but its image is [24, 40]',
             rle([24, 41], [984]),
         ),
@@ -252,7 +252,7 @@ REJECTED = {
             polygon(['2', '3', '12', '3', '12', '11']),
         ),
         (
-            'a polygon of points in lists',
+            'a polygon as a list of points',
             'annotation 22 has polygon [[2, 3], [12, 3], [12, 11]]: must be a flat list of finite numbers',
             polygon([[2, 3], [12, 3], [12, 11]]),
         ),
@@ -291,7 +291,7 @@ COUNTED = {
     ),
     'an object of a category that is not a class': Case(
         'dropped',
-        'dropped objects of categories that are no class: 1',
+        'dropped objects of categories that are not classes: 1',
         lambda: {
             **change('annotations', category_id=6)(),
             'categories': [*valid()['categories'], {'id': 6, 'name': 'cow'}],
@@ -313,11 +313,11 @@ COUNTED = {
     ),
     'an object with one polygon of two points among others': Case(
         'changed',
-        'objects that lose polygons of less than three points: 1',
+        'objects that lose polygons with fewer than three points: 1',
         change('annotations', segmentation=[[1, 1, 5, 5], [2, 3, 12, 3, 12, 11]]),
     ),
     'an annotation with id 0': Case(
-        'changed', 'annotation ids 0 replaced in the metric: 1', change('annotations', id=0)
+        'changed', 'annotations with id 0, replaced for evaluation: 1', change('annotations', id=0)
     ),
     'an image without objects': Case(
         'dropped',
