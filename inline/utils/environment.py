@@ -59,7 +59,7 @@ def describe_hardware(device: torch.device) -> str:
 def _describe_processes(processes: int) -> str:
     if torch.cuda.is_available():
         return f'{processes} × {describe_hardware(torch.device("cuda"))}'
-    return f'{describe_hardware(torch.device("cpu"))}, no GPU, {processes} processes'
+    return f'{describe_hardware(torch.device("cpu"))}, no GPU, {processes} process{"es" * (processes != 1)}'
 
 
 def _git(*arguments: str) -> str:
