@@ -21,8 +21,8 @@ def main() -> None:
     parser.add_argument(
         '--pretrained',
         metavar='CHECKPOINT',
-        help='load the weights of the backbone: file, folder, name in the package, URL or USER/MODEL on the '
-        'Hub; none for random weights',
+        help='initialise the backbone with these weights: file, folder, packaged name, URL or USER/MODEL on '
+        'the Hub; none for random weights',
     )
     parser.add_argument(
         '--amp',

@@ -51,7 +51,7 @@ def add_custom_data_flags(parser: argparse.ArgumentParser) -> None:
         '--val-split',
         type=float,
         metavar='X',
-        help='hold out this fraction of the images of your own data, such as 0.1, if it has no val split; '
+        help='hold out this fraction of your own images, such as 0.1, if there is no val split; '
         '1 to test on all of them',
     )
     parser.add_argument(
@@ -67,7 +67,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--trust-checkpoint',
         action='store_true',
-        help='also load checkpoints that are not plain data, and run the code in them',
+        help='also load checkpoints that are not plain data; this runs the code in them',
     )
 
 
@@ -76,7 +76,7 @@ def add_allow_other_classes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--allow-other-classes',
         action='store_true',
-        help='accept a checkpoint whose class names, or their order, are not those of the data',
+        help='accept a checkpoint whose class names or class order differ from the data',
     )
 
 
@@ -110,13 +110,13 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         '--launcher',
         choices=('none', 'pytorch', 'slurm', 'mpi'),
         default='none',
-        help='what starts the processes of a distributed run (default: none)',
+        help='launcher of a distributed run (default: none)',
     )
     add_trust(parser)
     parser.add_argument(
         '--verbose',
         action='store_true',
-        help='print the whole log: environment, config, hooks, every message',
+        help='print the complete log: environment, config, hooks, every message',
     )
     # torch.distributed.launch passes this flag; torchrun sets an environment variable.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-# The pyramid of pvt_digits.py with one block per stage and a shorter training, to compare many mechanisms
+# The pyramid of pvt_digits.py with one block per stage and fewer steps, to compare many mechanisms
 # with several seeds. docs/ablations.md explains the choice.
 _base_ = 'pvt_digits.py'
 model = dict(backbone=dict(arch=dict(depths=(1, 1, 1))))

@@ -9,7 +9,7 @@ train_dataloader = dict(
     batch_size=128,
     num_workers=1,
     persistent_workers=True,
-    # One tensor per batch: sharing each image between processes costs more than to decode it.
+    # One tensor per batch: sharing each image between processes costs more than decoding it.
     collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
