@@ -1,4 +1,4 @@
-"""Pictures of predictions: the image with scores, boxes and masks, or a label map.
+"""Drawings of predictions: the image with scores, boxes and masks, or a label map.
 
 The toolboxes' visualizers are not used: their text is unreadable on small images, and mmseg's searches every
 pixel of every class for a place to write its name, which takes minutes on a large image.

@@ -36,8 +36,8 @@ class InLineModel:
 
     Args:
         config: A path, an MMEngine config, or the name of a file in ``configs/`` without suffix. None to take
-            it from the checkpoint: a classifier that states what it is (published, saved or packaged weights
-            do), or another model that names a config of this project.
+            it from the checkpoint: a classifier with metadata (published, saved or packaged weights), or
+            another model that was trained with a config of this project.
         checkpoint: Must contain all weights of the model. None keeps the random initialisation, which is
             enough to measure time and memory.
         device: ``'cpu'``, ``'cuda:0'``, …; by default the first GPU if there is one.
@@ -46,7 +46,7 @@ class InLineModel:
     Attributes:
         cfg: The config.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
-        classes: Class names and colours, from the checkpoint or else from the config's data set.
+        classes: Class names and colours, from the checkpoint or else from the config's dataset.
         model: The toolbox's model.
         device: The device of the model.
     """

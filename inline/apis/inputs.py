@@ -131,8 +131,8 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     """Return a unique name for each path: the path below the common folder, without suffix.
 
     Files that differ only in their suffix keep it, as in ``b_png``. Repeated names get a number. Names are
-    compared without case, for file systems that ignore it. Videos keep their suffix: the name is the folder
-    of the frames, and no folder of images can have it.
+    compared case-insensitively, because some file systems ignore case. Videos keep their suffix: the name is
+    the folder of the frames, and no folder of images can have it.
     """
     if not paths:
         return []
@@ -230,7 +230,7 @@ class InferencePipeline:
         return image
 
     def __call__(self, source: ImageSource, index: int = 0) -> dict[str, Any]:
-        """Return inputs (3, H, W) and a data sample, as the toolbox's data set does."""
+        """Return inputs (3, H, W) and a data sample, as the toolbox's dataset does."""
         image = self.read(source)
         results = {
             'img': image.astype(np.float32) if self.to_float32 else image,

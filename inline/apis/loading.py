@@ -189,7 +189,7 @@ def _classes(cfg: Config, meta: Mapping[str, Any]) -> Classes:
     # A list or an array.
     colors = () if meta.get('palette') is None else meta['palette']
     palette = tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
-    # A palette of another length belongs to other classes.
+    # A palette of a different length belongs to different classes.
     palette = palette if len(palette) == len(names) else class_palette(len(names))
     ids = tuple(int(number) for number in meta.get('category_ids') or ())
     return Classes(names, palette, ids, tuple(_annotation_files(cfg)))

@@ -68,7 +68,7 @@ def download_image(url: str) -> bytes:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for http and https only, also after a redirection."""
+    """Return an opener for http and https only, including redirects."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

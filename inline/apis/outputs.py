@@ -1,4 +1,4 @@
-"""Output files of ``tools/predict.py``: a picture per image, and the predictions as JSON.
+"""Output files of ``tools/predict.py``: annotated images, and the predictions as JSON.
 
 =================  =======================================================================================
 file               content

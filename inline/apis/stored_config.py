@@ -1,4 +1,4 @@
-"""Configs from what travels with weights, for models that are loaded without naming a config."""
+"""Configs from the metadata of weights, for models that are loaded without a config."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def config_of_checkpoint(checkpoint: Checkpoint | None) -> Config:
     stated = str(checkpoint.meta.get('config') or checkpoint.meta.get('experiment_name') or '')
     name = re.sub(r'_\d{8}_\d{6}$', '', stated)
     if not _CONFIG_NAME.fullmatch(name):
-        raise UserError(f'checkpoint {checkpoint.source!r} does not say which model it is: give a config')
+        raise UserError(f'checkpoint {checkpoint.source!r} does not identify its model: pass a config')
     try:
         return load_config(name)
     except UserError as error:
@@ -123,7 +123,7 @@ def _input_of(checkpoint: Checkpoint, arguments: Mapping[str, Any]) -> Pretraine
     if stated is None and arguments.get('pretrained_cfg'):
         stated = parse_pretrained_cfg(arguments['pretrained_cfg'], 'config.json')
     if stated is None:
-        raise UserError(f'checkpoint {checkpoint.source!r} does not state mean and std: give a config')
+        raise UserError(f'checkpoint {checkpoint.source!r} does not contain mean and std: pass a config')
     return stated
 
 

@@ -1,4 +1,4 @@
-"""Soak test: samples of memory and open files of a long training, a verdict on their growth, and a plot."""
+"""Soak test: memory and open files of a long training run, a verdict on their growth, and a plot."""
 
 import os
 import time
@@ -35,7 +35,7 @@ class Sample:
         workers: Anonymous memory of its descendants.
         resident: Resident memory of all processes (RSS), which counts shared pages once per process.
         handles: Open file descriptors of all processes, without shared tensors.
-        shared: Open files of tensors that data workers pass to the training.
+        shared: Open files of tensors that data workers pass to the training process.
         threads: Threads of all processes.
     """
 

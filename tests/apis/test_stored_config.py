@@ -116,13 +116,13 @@ def test_packaged_weights_by_name() -> None:
 
 def test_a_checkpoint_that_does_not_say_what_it_is(tmp_path: Path) -> None:
     plain = save_model(read('segmentation'), CLASSES['segmentation'], tmp_path / 'plain.pth')
-    with pytest.raises(UserError, match='does not say which model it is: give a config'):
+    with pytest.raises(UserError, match='does not identify its model: pass a config'):
         InLineModel(checkpoint=plain)
     content = torch.load(plain, weights_only=False)
     for name in ('../evil', '/tmp/evil.py', 'evil.py'):
         content['meta']['experiment_name'] = name
         torch.save(content, plain)
-        with pytest.raises(UserError, match='does not say which model it is'):
+        with pytest.raises(UserError, match='does not identify its model'):
             InLineModel(checkpoint=plain)
     content['meta']['experiment_name'] = 'unknown-model'
     torch.save(content, plain)

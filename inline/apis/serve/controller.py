@@ -92,7 +92,7 @@ def _without_suffix(checkpoint: str) -> str:
 def shrink(prediction: Prediction, side: int) -> Prediction:
     """Return boxes and masks on an image whose longer side is at most `side`.
 
-    A session keeps them to draw them again with another threshold. The masks of a large image would take
+    A session keeps them to redraw them with a different threshold. The masks of a large image would take
     gigabytes.
     """
     height, width = prediction.shape
@@ -133,7 +133,7 @@ def example_images(task: str) -> list[Image]:
     return [render(sources, options, 'val', i).image for i in EXAMPLES]
 
 
-# Detections can be drawn with another threshold.
+# Detections can be redrawn with a different threshold.
 Result = Prediction | html.PredictionSummary
 
 

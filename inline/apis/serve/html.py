@@ -200,7 +200,7 @@ def _render_residual(view: AttentionView) -> str:
             continue
         red, green, blue, _ = COLORMAP(0.5 + 0.5 * value / limit, bytes=True)
         color = 'white' if value > 0.6 * limit else 'black'
-        # Two significant digits, also if the second is 0.
+        # Two significant digits, even if the second is 0.
         text = f'{value:#.2g}'.rstrip('.')
         squares += f'<span style="background:rgb({red},{green},{blue});color:{color}">{text}</span>'
     norms = f'residual {view.residual.residual:.3g}, attention {view.residual.attention:.3g}'

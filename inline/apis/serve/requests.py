@@ -1,4 +1,4 @@
-"""Checks of requests before Gradio sees them: who may send them, for what, and how much is stored.
+"""Checks of requests before Gradio handles them: allowed hosts, routes and upload sizes.
 
 The page of another website can send requests to a server on the same machine, and read the answers if its own
 name is made to resolve to 127.0.0.1 (DNS rebinding). Such requests carry the name of that website.
@@ -73,7 +73,7 @@ class RequestGuard:
         is_upload = scope['path'] == _UPLOAD
         self._active_uploads += is_upload
         try:
-            # A connection that is lost during an upload is no error of the server.
+            # A connection lost during an upload is not a server error.
             with suppress(ClientDisconnect):
                 await self.app(scope, receive, send)
         finally:
