@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     'array of text': (array(Reduce(Global('numpy.dtype'), ('U9',)), (1,), bytes(36)), "type 'U9'"),
     'array with few bytes': (array(plain_dtype('f8'), (1000,), bytes(8)), r'shape \(1000,\).* 8 bytes'),
     'array that is set twice': (Build(VECTOR, (1, (1,), plain_dtype('f8'), False, bytes(8))), 'twice'),
-    'mask that is no mask': (array(plain_dtype('b1'), (1,), b'\xff'), 'booleans'),
+    'invalid boolean mask': (array(plain_dtype('b1'), (1,), b'\xff'), 'values other than 0 and 1'),
     'large bytearray': (
         Reduce(Global('builtins.bytearray'), (2**33,)),
         'has a int where a bytes is expected',
@@ -82,7 +82,10 @@ REFUSED_TENSORS: dict[str, tuple[Any, str]] = {
     'of negative size': (tensor(storage(), size=(-1,)), 'invalid shape'),
     'that overflows': (tensor(storage(), size=(2**62, 4), stride=(0, 1)), 'invalid shape'),
     'expanded': (tensor(storage(), size=(2**20,), stride=(0,)), 'expands to more than'),
-    'mask that is no mask': (tensor(storage('BoolStorage', numel=16), size=(16,)), 'booleans'),
+    'invalid boolean mask': (
+        tensor(storage('BoolStorage', numel=16), size=(16,)),
+        'values other than 0 and 1',
+    ),
 }
 
 

@@ -89,7 +89,7 @@ def test_splits_that_a_run_needs(root: Path) -> None:
         with pytest.raises(UserError, match=message):
             read('image-folder', root, val_split=fraction)
     made.class_folders(root / 'divided')
-    with pytest.raises(UserError, match=r'--val-split 0\.1: .* has a val split already'):
+    with pytest.raises(UserError, match=r'--val-split 0\.1: .* already has a val split'):
         read('image-folder', root / 'divided', val_split=0.1)
 
 
