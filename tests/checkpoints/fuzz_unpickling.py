@@ -184,7 +184,7 @@ def grid_file(index: int) -> HostileFile:
 
 
 def training_content() -> dict[str, Any]:
-    """Return what a training saves."""
+    """Return the content of a training checkpoint."""
     weights = OrderedDict(weight=torch.arange(6.0).reshape(2, 3), bias=torch.ones(2).half())
     weights._metadata = OrderedDict({'': {'version': 1}})  # type: ignore[attr-defined]
     groups = [{'lr': 0.1, 'betas': (0.9, 0.999), 'params': [0, 1]}]

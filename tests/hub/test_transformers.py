@@ -191,7 +191,7 @@ def test_a_new_classifier_is_initialized_and_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('mixer', [*MIXERS, 'affine kernel'])
 def test_missing_weights_are_initialized_as_in_the_plain_model(mixer: str) -> None:
-    """transformers creates the modules without memory, so that nothing of their constructor remains."""
+    """transformers builds the modules on the meta device, which discards their initialisation."""
     mixers = {'type': 'InLine', 'kernel': 'affine_relu'} if mixer == 'affine kernel' else {'type': mixer}
     config = make_config(mixers=mixers)
     torch.manual_seed(0)

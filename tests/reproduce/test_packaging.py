@@ -1,4 +1,4 @@
-"""From the checkpoint of a training to weights in the package, with a card of facts."""
+"""Packaging a training checkpoint: weights in the package, with a model card."""
 
 import hashlib
 from pathlib import Path

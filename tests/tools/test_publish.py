@@ -39,7 +39,7 @@ def classifier() -> nn.Module:
 
 
 def save(path: Path, classifier: nn.Module, **changes: Any) -> Path:
-    """Save a checkpoint like MMEngine at the end of a training."""
+    """Save a checkpoint like MMEngine at the end of training."""
     cfg = load_config(CONFIG)
     cfg.work_dir = '/home/someone/secret'
     meta = {

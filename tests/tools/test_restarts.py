@@ -24,7 +24,7 @@ STEPS = 60
 
 
 def options(data: Path, work_dir: Path) -> list[str]:
-    """Return the flags of a training with small steps and a checkpoint after every tenth."""
+    """Return the flags of a training run with small steps and a checkpoint after every tenth."""
     settings = {
         'train_cfg.max_iters': STEPS,
         'train_cfg.val_interval': STEPS,

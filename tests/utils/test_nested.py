@@ -1,4 +1,4 @@
-"""Walks over nested configs."""
+"""Iteration over nested configs."""
 
 from inline.utils.nested import leaf_datasets, max_num_classes, walk_dicts
 

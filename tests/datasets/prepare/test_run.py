@@ -1,4 +1,4 @@
-"""From a path to a checked and linked dataset."""
+"""Checking the dataset at a path and linking it."""
 
 import os
 from collections.abc import Callable

@@ -88,7 +88,7 @@ def write_config(folder: Path, base: Path, model: str, steps: int = 3, more: str
 
 @pytest.fixture
 def poisoned(tmp_path: Path, digit_scenes: Path) -> Callable[..., list[Any]]:
-    """Return a function that gives the command-line arguments of a training."""
+    """Return a function that gives the command-line arguments of a training run."""
 
     def words(case: str, *, at: tuple[int, ...] | None = None, more: str = '', **settings: Any) -> list[Any]:
         base, model, call, _ = CASES[case]

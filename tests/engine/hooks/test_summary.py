@@ -1,4 +1,4 @@
-"""The lines that a training prints: what is trained on what, progress, results and next commands."""
+"""The terminal output of training: summary, progress, results and next commands."""
 
 import logging
 import shlex

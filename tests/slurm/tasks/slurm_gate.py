@@ -1,4 +1,4 @@
-"""Hook for jobs of tests: a training that waits at chosen steps. Imported by ``custom_imports``.
+"""Hook for jobs of tests: a training run that waits at chosen steps. Imported by ``custom_imports``.
 
 Not in the package ``tests``, which removes SLURM's variables from the environment.
 """
