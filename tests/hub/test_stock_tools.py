@@ -80,7 +80,8 @@ def test_onnx_export_with_static_shapes(family: str) -> None:
     check(onnx_runner(program), model, SIZE)
 
 
-@all_families
+# With and without a class token. Windows take long; tests/apis/export/test_formats.py exports them.
+@pytest.mark.parametrize('family', ['deit', 'pvt'])
 def test_onnx_export_with_dynamic_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)
     shapes = ({0: 'batch', 2: 'height', 3: 'width'},)
@@ -110,7 +111,7 @@ def test_torch_export_with_static_shapes(family: str, strict: bool) -> None:
     check(torch.export.export(model, (image(),), strict=strict).module(), model, SIZE)
 
 
-# One family, because it is slow: without strict mode, the test of the ONNX exporter covers all.
+# One family, because it is slow: without strict mode, the tests of the ONNX exporter cover all.
 @pytest.mark.parametrize('family', ['swin'])
 def test_strict_torch_export_with_dynamic_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)

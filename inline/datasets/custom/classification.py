@@ -14,6 +14,7 @@ from inline.datasets.custom.layouts import (
     find_images,
     format_names,
     has_files,
+    read_lines,
     resolve_classes,
     split_folders,
     split_of,
@@ -201,7 +202,7 @@ def _split_csv_files(root: Path) -> dict[str, Path]:
 
 def _read_csv(path: Path, base: Path) -> list[Labelled]:
     """Read the columns of paths and labels; paths are relative to the file."""
-    rows = list(csv.reader(_read_text(path).splitlines()))
+    rows = list(csv.reader(read_lines(path)))
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
     if not rows:
         raise UserError(f'{str(path)!r} is empty: must have the columns path and label')
@@ -235,10 +236,3 @@ def _read_csv(path: Path, base: Path) -> list[Labelled]:
             'paths must be relative to the folder of the file'
         )
     return samples
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding='utf-8-sig')
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error}') from error

@@ -131,6 +131,15 @@ def find_images(folder: Path) -> list[str]:
     return list(find_files(folder, IMAGE_EXTENSIONS))
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file that are not empty, without a byte order mark."""
+    try:
+        text = path.read_text(encoding='utf-8-sig')
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'{str(path)!r} cannot be read: {error}') from error
+    return [line for line in text.splitlines() if line.strip()]
+
+
 def split_of(name: str) -> str | None:
     """Return the split that a folder or the stem of a file is named after."""
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)

@@ -12,6 +12,7 @@ from inline.datasets.custom.layouts import (
     format_names,
     has_files,
     has_named,
+    read_lines,
     split_folders,
     visible_folders,
 )
@@ -196,7 +197,7 @@ def _divide(pairs: list[Pair], lists: dict[str, Path]) -> dict[str, list[Pair]]:
     by_stem = {Path(pair.image).stem: pair for pair in pairs}
     found: dict[str, list[Pair]] = {}
     for split, path in lists.items():
-        listed = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+        listed = [line.split()[0] for line in read_lines(path)]
         stems = [name if name in by_stem else Path(name).stem for name in listed]
         missing = [name for name in stems if name not in by_stem]
         if missing:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inline.datasets.custom.layouts import find_named, split_folders
+from inline.datasets.custom.layouts import find_named, read_lines, split_folders
 from inline.utils.errors import UserError
 
 _PALETTE_FILES = (
@@ -42,7 +42,7 @@ def read_class_table(root: Path) -> ClassTable:
     for folder in folders:
         path = find_named(folder, _NAME_FILES)
         if path is not None:
-            return ClassTable(path, tuple(line.strip() for line in _lines(path)))
+            return ClassTable(path, tuple(line.strip() for line in read_lines(path)))
     for folder in folders:
         path = find_named(folder, [_VALUE_FILE])
         if path is not None:
@@ -53,7 +53,7 @@ def read_class_table(root: Path) -> ClassTable:
 def _read_palette(path: Path) -> ClassTable:
     """Read lines ``name,r,g,b`` (class_dict.csv), ``r g b name`` (label_colors.txt) or ``name:r,g,b::``."""
     names, colors = [], []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         name, numbers = _split_line(line)
         if len(numbers) != 3 or not name or max(numbers) > 255:
             if number == 1 or line.lstrip().startswith('#'):
@@ -87,7 +87,7 @@ def _split_line(line: str) -> tuple[str, list[int]]:
 
 def _read_values(path: Path) -> ClassTable:
     names = {}
-    for line in _lines(path)[1:]:
+    for line in read_lines(path)[1:]:
         value, _, name = line.partition(',')
         if not value.strip().isdecimal() or not name.strip():
             raise UserError(f'{str(path)!r}: {line!r} must be a pixel value and a class')
@@ -101,10 +101,3 @@ def _check_unique(path: Path, values: Sequence[object], what: str) -> None:
     repeated = next((value for i, value in enumerate(values) if value in values[:i]), None)
     if repeated is not None:
         raise UserError(f'{str(path)!r} has the {what} {repeated} more than once')
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line for line in path.read_text(encoding='utf-8-sig').splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error}') from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from inline.datasets.custom.annotated import UNKNOWN_SIZE, AnnotatedImage, Box, image_size
-from inline.datasets.custom.layouts import find_files, find_images, is_hidden, split_of
+from inline.datasets.custom.layouts import find_files, find_images, is_hidden, read_lines, split_of
 from inline.datasets.image_file import IMAGE_EXTENSIONS
 from inline.utils.errors import UserError
 
@@ -58,7 +58,7 @@ def _listed_splits(root: Path, paths: Iterable[Path], notes: list[str]) -> dict[
         if path is None:
             continue
         # A line may be a path, and may have a second column.
-        names_listed = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+        names_listed = [line.split()[0] for line in read_lines(path)]
         stems = [name if name in by_stem else Path(name).stem for name in names_listed]
         missing = [stem for stem in stems if stem not in by_stem]
         if missing and split == 'test':

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from inline.datasets.custom.annotated import AnnotatedImage, Box, image_sizes, polygon_box
-from inline.datasets.custom.layouts import find_images, find_named, split_folders
+from inline.datasets.custom.layouts import find_images, find_named, read_lines, split_folders
 from inline.datasets.validation.coco import polygon_area
 from inline.utils.arguments import format_value
 from inline.utils.errors import UserError
@@ -210,7 +210,7 @@ def _images_of(path: Path, base: Path) -> list[Path]:
         # A split folder with images/ and labels/ in it.
         folder = inner if inner is not None and inner.is_dir() and find_named(path, ('labels',)) else path
         return [folder / name for name in find_images(folder)]
-    lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    lines = [line.strip() for line in read_lines(path)]
     found = []
     for line in lines:
         candidates = [parent / line for parent in (path.parent, base)]
@@ -248,5 +248,5 @@ def _read_names(root: Path) -> tuple[str, ...]:
     for folder in (root, root / 'labels', *split_folders(root).values()):
         path = find_named(folder, _NAME_FILES)
         if path is not None and path.is_file():
-            return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+            return tuple(line.strip() for line in read_lines(path))
     return ()

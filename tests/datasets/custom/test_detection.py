@@ -9,6 +9,7 @@ import yaml
 from PIL import Image
 
 from inline.datasets.custom import CustomData
+from inline.datasets.custom.voc import read_voc
 from inline.datasets.validation.coco import check_coco
 from inline.utils.errors import UserError
 from tests.datasets.custom import made
@@ -280,3 +281,11 @@ def test_incomplete_coco_files(root: Path) -> None:
             made.write_text(root / f'{split}.json', text)
         with pytest.raises(UserError, match=message):
             read('coco-format', root)
+
+
+def test_a_list_in_another_encoding_is_one_line(tmp_path: Path) -> None:
+    made.voc(tmp_path)
+    (listed,) = tmp_path.rglob('train.txt')
+    listed.write_bytes('café\n'.encode('latin-1'))
+    with pytest.raises(UserError, match=r"train\.txt' cannot be read: 'utf-8' codec"):
+        read_voc(tmp_path, [])
