@@ -31,6 +31,9 @@ def main() -> None:
     parser.add_argument(
         '--with-preprocessing', action='store_true', help='accept pixel values of 0 to 255 and normalise them'
     )
+    parser.add_argument(
+        '--image-masks', action='store_true', help='masks of detectors at the size of the image'
+    )
     parser.add_argument('--int8', action='store_true', help='quantise linear layers to int8 (onnx only)')
     parser.add_argument(
         '--evaluate', action='store_true', help='evaluate the model and the file on the test data'
@@ -71,6 +74,7 @@ def main() -> None:
         size=size,
         what=args.what,
         with_preprocessing=args.with_preprocessing,
+        image_masks=args.image_masks,
         int8=args.int8,
         evaluate=args.evaluate,
         out=args.out,

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from inline.apis.export.model import make_traceable
+from inline.apis.export.detection_ops import onnx_translations
+from inline.apis.export.model import MIN_DYNAMIC_SIZE as MIN_DYNAMIC_SIZE
+from inline.apis.export.model import ExportNetwork, make_traceable
 from inline.models.backbones.common import MIN_SIZE
 from inline.utils.errors import UserError
 
-# One pixel more than the stride of 32 gives the last feature map two rows and columns: torch.export requires
-# dynamic sizes of at least two.
-MIN_DYNAMIC_SIZE = MIN_SIZE + 1
 MAX_SIZE = 16384
 MAX_BATCH = 4096
+# Names of the dynamic axes of the images.
+AXES = {0: 'batch', 2: 'height', 3: 'width'}
 
 # Runs an exported file on images (B, C, H, W).
 InferenceFn = Callable[[Tensor], list[Tensor]]
@@ -45,7 +47,7 @@ class Format:
     message: str = 'writing …'
 
 
-def trace(network: nn.Module, size: tuple[int, int], channels: int, dynamic: bool) -> ExportedProgram:
+def trace(network: ExportNetwork, size: tuple[int, int], channels: int, dynamic: bool) -> ExportedProgram:
     """Trace a network with ``torch.export``.
 
     Args:
@@ -54,11 +56,15 @@ def trace(network: nn.Module, size: tuple[int, int], channels: int, dynamic: boo
         channels: Number of input channels.
         dynamic: Trace for any batch size, height and width, instead of one image of `size`.
     """
-    image = torch.randn(2 if dynamic else 1, channels, *size)
+    one_image = not dynamic or network.max_batch == 1
+    image = torch.randn(1 if one_image else 2, channels, *size)
     shapes = None
     if dynamic:
-        height, width = (Dim(name, min=MIN_DYNAMIC_SIZE, max=MAX_SIZE) for name in ('height', 'width'))
-        shapes = ({0: Dim('batch', min=1, max=MAX_BATCH), 2: height, 3: width},)
+        axes = {
+            axis: Dim(AXES[axis], min=smallest, max=MAX_SIZE)
+            for axis, smallest in zip((2, 3), network.min_size, strict=True)
+        }
+        shapes = (axes if one_image else {0: Dim(AXES[0], min=1, max=MAX_BATCH), **axes},)
     try:
         with torch.no_grad():
             return torch.export.export(
@@ -89,12 +95,40 @@ def write_onnx(program: ExportedProgram, metadata: Mapping[str, Any], path: Path
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         exported = torch.onnx.export(
-            program, input_names=['image'], output_names=list(metadata['outputs']), dynamo=True, verbose=False
+            program,
+            input_names=['image'],
+            output_names=list(metadata['outputs']),
+            dynamo=True,
+            verbose=False,
+            custom_translation_table=onnx_translations(),
         )
     assert exported is not None
+    _name_axes(exported.model)
     # ONNX metadata are strings.
     exported.model.metadata_props.update({key: json.dumps(value) for key, value in metadata.items()})
     exported.save(path, external_data=False)
+
+
+def _name_axes(model: Any) -> None:
+    """Rename the symbols of torch.export to the names of the axes, in all shapes of an ONNX model."""
+    shape = model.graph.inputs[0].shape
+    names = {shape[axis].value: name for axis, name in AXES.items() if not isinstance(shape[axis], int)}
+    if not names:
+        return
+    symbol = re.compile('|'.join(rf'\b{re.escape(str(name))}\b' for name in names))
+
+    def rename(value: Any) -> None:
+        if value is None or value.shape is None:
+            return
+        for axis, size in enumerate(value.shape):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[axis] = symbol.sub(lambda match: names[match[0]], size.value)
+
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        rename(value)
+    for node in model.graph:
+        for value in node.outputs:
+            rename(value)
 
 
 def import_onnxruntime() -> Any:

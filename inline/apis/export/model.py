@@ -11,9 +11,16 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from inline.apis.export.sliding import slide
 from inline.apis.loading import TASKS, build_model
 from inline.engine.config import image_size
+from inline.models.backbones.common import MIN_SIZE
 from inline.utils.errors import UserError
+from inline.utils.nested import leaf_datasets
+
+# One pixel more than the stride of 32 gives the last feature map two rows and columns: torch.export requires
+# dynamic sizes of at least two.
+MIN_DYNAMIC_SIZE = MIN_SIZE + 1
 
 _DETECTOR_SIZE = (800, 1280)
 _SEGMENTOR_SIZE = 512
@@ -24,12 +31,18 @@ class ExportNetwork(nn.Module):
 
     The outputs of a classifier are logits (B, classes) without softmax, those of a segmentor logits
     (B, classes, H, W) at the size of the images, and those of a backbone one feature map per stage in
-    `out_indices`.
+    `out_indices`. For detectors, see :class:`inline.apis.export.detection.DetectionNetwork`.
 
     Args:
-        module: The toolbox's classifier or segmentor, or a backbone.
-        task: ``'classification'``, ``'segmentation'`` or ``'features'``.
+        module: The toolbox's classifier or segmentor, or a backbone. A segmentor with
+            ``test_cfg.mode='slide'`` is applied to overlapping windows.
+        task: ``'classification'``, ``'segmentation'``, ``'detection'`` or ``'features'``.
         mean, std: (C, 1, 1), to normalise pixel values of 0 to 255; None if the images are normalised.
+
+    Attributes:
+        outputs: Names of the outputs.
+        min_size: Smallest height and width for dynamic shapes.
+        max_batch: Largest batch size; None if it is not limited.
     """
 
     mean: Tensor | None
@@ -43,22 +56,65 @@ class ExportNetwork(nn.Module):
         self.register_buffer('mean', mean)
         self.register_buffer('std', std)
         self.outputs: tuple[str, ...] = ('logits',)
+        self.min_size = (MIN_DYNAMIC_SIZE, MIN_DYNAMIC_SIZE)
+        self.max_batch: int | None = None
+        self.windows = sliding_windows(module) if task == 'segmentation' else None
+        if self.windows is not None:
+            crop = self.windows[0]
+            self.min_size = (max(MIN_DYNAMIC_SIZE, crop[0]), max(MIN_DYNAMIC_SIZE, crop[1]))
         if task == 'features':
             stages: tuple[int, ...] = module.out_indices  # type: ignore[assignment]
             self.outputs = tuple(f'features_{stage}' for stage in stages)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        x = image
-        if self.mean is not None and self.std is not None:
-            x = (image - self.mean) / self.std
+        x = self.normalize(image)
         if self.task == 'features':
             features: tuple[Tensor, ...] = self.module(x)
             return features
+        if self.task != 'segmentation':
+            return (self.module(x, mode='tensor'),)
+        if self.windows is None:
+            return (self.segment(x),)
+        return (slide(self.segment, x, *self.windows),)
+
+    def normalize(self, image: Tensor) -> Tensor:
+        """Normalise pixel values, unless the images are normalised."""
+        if self.mean is None or self.std is None:
+            return image
+        return (image - self.mean) / self.std
+
+    def describe(self) -> dict[str, Any]:
+        """Return metadata of the outputs."""
+        if self.windows is None:
+            return {}
+        return {'windows': {'size': list(self.windows[0]), 'stride': list(self.windows[1])}}
+
+    def segment(self, x: Tensor) -> Tensor:
+        """Return the logits of a segmentor at the size of the images."""
         logits = self.module(x, mode='tensor')
-        if self.task == 'segmentation':
-            size, align_corners = (x.shape[-2], x.shape[-1]), bool(self.module.align_corners)
-            logits = F.interpolate(logits, size, mode='bilinear', align_corners=align_corners)
-        return (logits,)
+        size, align_corners = (x.shape[-2], x.shape[-1]), bool(self.module.align_corners)
+        return F.interpolate(logits, size, mode='bilinear', align_corners=align_corners)
+
+    def reference(self, image: Tensor) -> tuple[Tensor, ...]:
+        """Return what the toolbox computes: for sliding windows, mmseg's loop over windows."""
+        if self.windows is None:
+            outputs: tuple[Tensor, ...] = self(image)
+            return outputs
+        size = (image.shape[-2], image.shape[-1])
+        metas = [{'img_shape': size, 'ori_shape': size} for _ in image]
+        return (self.module.inference(self.normalize(image), metas),)  # type: ignore[operator]
+
+
+Windows = tuple[tuple[int, int], tuple[int, int]]
+
+
+def sliding_windows(segmentor: Any) -> Windows | None:
+    """Return size and stride of a segmentor's windows, or None if it is applied to whole images."""
+    cfg = segmentor.test_cfg
+    if cfg.get('mode', 'whole') != 'slide':
+        return None
+    (height, width), (rows, columns) = cfg['crop_size'], cfg['stride']
+    return (int(height), int(width)), (int(rows), int(columns))
 
 
 class MatmulAvgPool2d(nn.Module):
@@ -138,7 +194,12 @@ class ExportModel:
 
 
 def build_export_model(
-    cfg: Config, checkpoint: str, *, what: str = 'model', with_preprocessing: bool = False
+    cfg: Config,
+    checkpoint: str,
+    *,
+    what: str = 'model',
+    with_preprocessing: bool = False,
+    image_masks: bool = False,
 ) -> ExportModel:
     """Build a config's model with the weights of a checkpoint and wrap it for export.
 
@@ -147,31 +208,57 @@ def build_export_model(
         checkpoint: Path or URL of the weights. For the backbone, a file with backbone weights is enough.
         what: ``'model'`` or ``'backbone'``.
         with_preprocessing: Include the normalisation of pixel values.
+        image_masks: Masks of a detector have the size of the image.
     """
     backbone_only = what == 'backbone'
-    if not backbone_only and cfg.default_scope == 'mmdet':
-        raise UserError(
-            'a detector cannot be exported as a whole model, because its boxes are computed outside the '
-            'network: use --what backbone'
-        )
     model, classes = build_model(cfg, checkpoint, backbone_only=backbone_only)
     image = _describe_image(cfg, with_preprocessing)
     scale = [torch.tensor(image[key]).view(-1, 1, 1) for key in ('mean', 'std') if with_preprocessing]
     if backbone_only:
         network = ExportNetwork(model.backbone, 'features', *scale)
+    elif cfg.default_scope == 'mmdet':
+        from inline.apis.export.detection import DetectionNetwork
+
+        network = DetectionNetwork(model, *scale, image_masks=image_masks)
     else:
         network = ExportNetwork(model, TASKS[cfg.default_scope], *scale)
     return ExportModel(model, network.eval(), image, () if backbone_only else classes.names)
 
 
 def default_size(cfg: Config) -> tuple[int, int]:
-    """Return the usual height and width of the images of a config."""
-    if cfg.default_scope == 'mmdet':
-        return _DETECTOR_SIZE
+    """Return the height and width of the test images of a config.
+
+    If they keep their aspect ratio, these are the short side and the long one, which is at most 1.6 times the
+    short side.
+    """
     if cfg.default_scope == 'mmpretrain':
         return image_size(cfg)
-    size = (cfg.model.get('data_preprocessor') or {}).get('size') or _SEGMENTOR_SIZE
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    resized = _resized_size(cfg)
+    if cfg.default_scope == 'mmdet':
+        return resized or _DETECTOR_SIZE
+    test_cfg = cfg.model.get('test_cfg') or {}
+    if resized is None:
+        size = (cfg.model.get('data_preprocessor') or {}).get('size') or _SEGMENTOR_SIZE
+        resized = (size, size) if isinstance(size, int) else (size[0], size[1])
+    if test_cfg.get('mode') == 'slide':
+        crop = test_cfg['crop_size']
+        return max(resized[0], crop[0]), max(resized[1], crop[1])
+    return resized
+
+
+def _resized_size(cfg: Config) -> tuple[int, int] | None:
+    """Return the size to which the test pipeline of a config resizes images, or None."""
+    node = next(leaf_datasets((cfg.get('test_dataloader') or {}).get('dataset')), None) or {}
+    for transform in node.get('pipeline') or ():
+        scale = transform.get('scale')
+        if transform.get('type') not in ('Resize', 'mmdet.Resize', 'mmseg.Resize') or scale is None:
+            continue
+        width, height = (scale, scale) if isinstance(scale, int) else scale
+        if not transform.get('keep_ratio'):
+            return int(height), int(width)
+        short, long = sorted((int(width), int(height)))
+        return short, min(long, short * 8 // 5)
+    return None
 
 
 def _describe_image(cfg: Config, with_preprocessing: bool) -> dict[str, Any]:

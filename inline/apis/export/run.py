@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
+from inline.apis.export.detection import DetectionNetwork
 from inline.apis.export.formats import (
     FORMATS,
     MAX_SIZE,
@@ -21,7 +22,12 @@ from inline.apis.export.formats import (
     trace,
 )
 from inline.apis.export.model import ExportModel, ExportNetwork, build_export_model, default_size
+from inline.apis.export.tensorrt import VERSION as TENSORRT_VERSION
+from inline.apis.export.tensorrt import check_tensorrt
 from inline.apis.export.verification import (
+    MIN_SCORE,
+    Shape,
+    check_detections,
     check_outputs,
     check_test_size,
     evaluate,
@@ -51,6 +57,7 @@ class ExportOptions:
         size: Height and width to trace and measure at; by default those of the config.
         what: ``'model'`` or ``'backbone'``.
         with_preprocessing: Export a network that takes pixel values of 0 to 255.
+        image_masks: Masks of a detector have the size of the image instead of 28×28 in the box.
         int8: Quantise the linear layers.
         evaluate: Evaluate the file on the config's test data.
         out: File to write; by default next to the checkpoint.
@@ -63,6 +70,7 @@ class ExportOptions:
     size: tuple[int, int] | None = None
     what: str = 'model'
     with_preprocessing: bool = False
+    image_masks: bool = False
     int8: bool = False
     evaluate: bool = False
     out: Path | None = None
@@ -80,8 +88,18 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
     out = options.out or default_path(options)
     check_options(cfg, options, size, out)
     model = build_export_model(
-        cfg, options.checkpoint, what=options.what, with_preprocessing=options.with_preprocessing
+        cfg,
+        options.checkpoint,
+        what=options.what,
+        with_preprocessing=options.with_preprocessing,
+        image_masks=options.image_masks,
     )
+    network = model.network
+    if options.dynamic and (size[0] < network.min_size[0] or size[1] < network.min_size[1]):
+        raise UserError(
+            f'--size {size[0]}x{size[1]}: with --dynamic, sliding windows need images of at least '
+            f'{network.min_size[0]}x{network.min_size[1]}'
+        )
     fixed_size = None if options.dynamic else size
     if options.evaluate:
         check_test_size(cfg, model.toolbox_model, fixed_size)
@@ -96,20 +114,20 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
         exported = Path(folder) / f'float{file_format.suffix}'
         example = example_size(size, max(image_size(cfg))) if options.dynamic else size
         yield f'tracing at {example[0]}×{example[1]} …'
-        program = trace(model.network, example, channels, options.dynamic)
+        program = trace(network, example, channels, options.dynamic)
         yield file_format.message
         file_format.write(program, metadata, exported)
         run = file_format.load(exported)
         yield 'comparing with PyTorch …'
-        shapes = shapes_to_check(size, options.dynamic)
-        worst = check_outputs(model.network, run, shapes, channels)
-        checked = ', '.join(f'{batch}×{height}×{width}' for batch, height, width in shapes)
-        yield f'agrees with PyTorch to {worst:.1e} at {checked} (batch×height×width)'
+        shapes = shapes_to_check(size, options.dynamic, network.min_size, network.max_batch)
+        yield compare(network, run, shapes, channels)
+        if options.format == 'onnx':
+            yield describe_tensorrt(exported)
         if options.int8:
             quantized = Path(folder) / f'int8{file_format.suffix}'
             quantize_int8(exported, quantized)
             exported, run = quantized, file_format.load(quantized)
-        yield from summarize(model.network, run, options, size, exported.stat().st_size, channels)
+        yield from summarize(network, run, options, size, exported.stat().st_size, channels)
         if options.evaluate:
             before = evaluate(cfg, model.toolbox_model)
             after = evaluate(cfg, model.toolbox_model, run, fixed_size)
@@ -123,6 +141,32 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
     yield f'wrote {out} and {out}.json'
 
 
+def compare(network: ExportNetwork, run: InferenceFn, shapes: list[Shape], channels: int) -> str:
+    """Compare a file with the model and return a line about their agreement."""
+    checked = ', '.join(f'{batch}×{height}×{width}' for batch, height, width in shapes)
+    checked = f'at {checked} (batch×height×width)'
+    if not isinstance(network, DetectionNetwork):
+        return f'agrees with PyTorch to {check_outputs(network, run, shapes, channels):.1e} {checked}'
+    agreement = check_detections(network, run, shapes)
+    if not agreement.boxes:
+        return (
+            f'warning: neither PyTorch nor the file found boxes above {MIN_SCORE} in scenes of digits '
+            f'{checked}: compare them on your data with --evaluate'
+        )
+    return (
+        f'agrees with PyTorch: {agreement.boxes} boxes in scenes of digits, IoU ≥ {agreement.iou:.6f}, '
+        f'scores to {agreement.score:.1e} {checked}'
+    )
+
+
+def describe_tensorrt(path: Path) -> str:
+    """Check an ONNX file and return a line about the operators that TensorRT documents."""
+    problems = check_tensorrt(path)
+    if problems:
+        return f'TensorRT {TENSORRT_VERSION} does not support: {"; ".join(problems)}'
+    return f'TensorRT {TENSORRT_VERSION} documents support for all operators (not run in TensorRT)'
+
+
 def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], out: Path) -> None:
     """Raise for invalid options before a model is built."""
     minimum = MIN_DYNAMIC_SIZE if options.dynamic else MIN_SIZE
@@ -131,6 +175,14 @@ def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], ou
             f'--size {size[0]}x{size[1]}: each side must be from {minimum} to {MAX_SIZE} pixels'
             + (' with --dynamic' if options.dynamic else '')
         )
+    detector = cfg.default_scope == 'mmdet' and options.what == 'model'
+    if detector and options.format in ('torch-export', 'aoti'):
+        raise UserError(
+            f'a detector cannot be exported as a whole model with --format {options.format}, which has no '
+            'non-maximum suppression: use --format onnx, or --what backbone'
+        )
+    if options.image_masks and not detector:
+        raise UserError('--image-masks is for whole detectors with masks')
     if options.int8 and options.format != 'onnx':
         raise UserError(f'--int8 requires --format onnx, not {options.format}')
     suffix = Path(f'model{FORMATS[options.format].suffix}').suffix
@@ -140,8 +192,8 @@ def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], ou
         if path.is_dir():
             raise UserError(f'--out {str(out)!r}: {str(path)!r} is a folder, give a file name')
     if options.evaluate:
-        if options.what == 'backbone' or options.with_preprocessing:
-            raise UserError('--evaluate excludes --what backbone and --with-preprocessing')
+        if options.what == 'backbone' or options.with_preprocessing or options.image_masks:
+            raise UserError('--evaluate excludes --what backbone, --with-preprocessing and --image-masks')
         if cfg.get('test_dataloader') is None or cfg.get('test_evaluator') is None:
             raise UserError('--evaluate requires test_dataloader and test_evaluator in the config')
         check_paths(cfg, ('test_dataloader',))
@@ -157,17 +209,19 @@ def default_path(options: ExportOptions) -> Path:
 
 def describe(model: ExportModel, options: ExportOptions, size: tuple[int, int]) -> dict[str, Any]:
     """Return the metadata that a program needs to run the file."""
-    sides: Any = {'from': MIN_DYNAMIC_SIZE, 'to': MAX_SIZE}
+    network = model.network
+    height, width = ({'from': side, 'to': MAX_SIZE} for side in network.min_size)
     return {
         'model': options.name,
-        'task': model.network.task,
+        'task': network.task,
         'input': {
             **model.image,
-            'batch': 'any' if options.dynamic else 1,
-            'height': sides if options.dynamic else size[0],
-            'width': sides if options.dynamic else size[1],
+            'batch': 'any' if options.dynamic and network.max_batch is None else 1,
+            'height': height if options.dynamic else size[0],
+            'width': width if options.dynamic else size[1],
         },
-        'outputs': list(model.network.outputs),
+        'outputs': list(network.outputs),
+        **network.describe(),
         'weights': 'int8 in linear layers' if options.int8 else 'float32',
         'classes': list(model.classes),
         'made with': f'torch {torch.__version__}',
@@ -199,7 +253,7 @@ def summarize(
     ]
     for name, timing in timings.items():
         rows.append((f'latency, {name}', f'{timing.median * 1e3:.1f}', f'ms, one image of {shape}'))
-    if options.int8:
+    if options.int8 and network.task != 'detection':
         with torch.no_grad():
             difference = relative_difference(run(image), network(image))
         rows.append(('largest difference', f'{100 * difference:.1f}', '% of the largest output'))
