@@ -235,8 +235,13 @@ INVALID = {
     'suffix': ('classification', ['--out', 'a.pt2'], "--out 'a.pt2': files of --format onnx end in .onnx"),
     'folder': ('classification', ['--out', 'README.md/a.onnx'], "--out 'README.md/a.onnx': "),
     'int8': ('classification', ['--int8', '--format', 'aoti'], '--int8 requires --format onnx, not aoti'),
-    'detector': ('detection', [], 'a detector cannot be exported as a whole model'),
-    'evaluate': ('detection', ['--what', 'backbone', '--evaluate'], '--evaluate excludes --what backbone'),
+    'detector': (
+        'detection',
+        ['--format', 'aoti'],
+        'a detector cannot be exported as a whole model with --format aoti',
+    ),
+    'masks': ('classification', ['--image-masks'], '--image-masks is for whole detectors'),
+    'evaluate': ('detection', ['--what', 'backbone', '--evaluate'], '--evaluate excludes --what backbone, '),
     'another model': ('segmentation', [], 'does not match the model: '),
 }
 

@@ -92,8 +92,11 @@ def _(
 
 def onnx_translations() -> dict[Any, Callable[..., Any]]:
     """Return the functions that translate the operators of this module to ONNX."""
+    import onnxscript
     from onnxscript import BOOL, FLOAT, INT64
-    from onnxscript import opset18 as op
+
+    # Its annotations distinguish the types of all inputs.
+    op: Any = onnxscript.opset18
 
     def translate_nms(boxes: FLOAT, scores: FLOAT, iou_threshold: float, max_boxes: int) -> BOOL:
         selected = op.NonMaxSuppression(

@@ -213,15 +213,17 @@ def build_export_model(
     backbone_only = what == 'backbone'
     model, classes = build_model(cfg, checkpoint, backbone_only=backbone_only)
     image = _describe_image(cfg, with_preprocessing)
-    scale = [torch.tensor(image[key]).view(-1, 1, 1) for key in ('mean', 'std') if with_preprocessing]
+    mean = std = None
+    if with_preprocessing:
+        mean, std = (torch.tensor(image[key]).view(-1, 1, 1) for key in ('mean', 'std'))
     if backbone_only:
-        network = ExportNetwork(model.backbone, 'features', *scale)
+        network = ExportNetwork(model.backbone, 'features', mean, std)
     elif cfg.default_scope == 'mmdet':
         from inline.apis.export.detection import DetectionNetwork
 
-        network = DetectionNetwork(model, *scale, image_masks=image_masks)
+        network = DetectionNetwork(model, mean, std, image_masks=image_masks)
     else:
-        network = ExportNetwork(model, TASKS[cfg.default_scope], *scale)
+        network = ExportNetwork(model, TASKS[cfg.default_scope], mean, std)
     return ExportModel(model, network.eval(), image, () if backbone_only else classes.names)
 
 

@@ -36,8 +36,8 @@ OPERATORS = frozenset(_SUPPORTED.split())
 def check_tensorrt(path: Path) -> list[str]:
     """Check an ONNX file and return what TensorRT does not support, one line each.
 
-    Raises ``onnx.checker.ValidationError`` or ``onnx.shape_inference.InferenceError`` if the file is not valid
-    or its shapes are contradictory.
+    Raises ``onnx.checker.ValidationError`` or ``onnx.shape_inference.InferenceError`` if the file is not
+    valid or its shapes are contradictory.
     """
     import onnx
 
