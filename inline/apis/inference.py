@@ -27,8 +27,14 @@ from inline.apis.stored_config import config_of_checkpoint
 from inline.apis.tiling import Tiling, segment, segment_tiles
 from inline.checkpoints import read_checkpoint, trust_checkpoints
 from inline.openmmlab.patches import apply_patches
-from inline.utils.arguments import check_positive, check_range, check_type
+from inline.utils.arguments import check_choice, check_positive, check_range, check_type
 from inline.utils.errors import TooSmallError, UnreadableError, UserError, first_line
+from inline.utils.extras import require_extras
+
+RUNTIMES = ('torch', 'onnx', 'openvino')
+PRECISIONS = ('fp32', 'bf16', 'int8')
+# Suffixes of exported files that can be loaded.
+EXPORTED = ('.onnx', '.xml')
 
 
 class InLineModel:
@@ -42,13 +48,19 @@ class InLineModel:
             enough to measure time and memory.
         device: ``'cpu'``, ``'cuda:0'``, …; by default the first GPU if there is one.
         trust_checkpoint: Load a checkpoint that contains pickled code, and execute that code.
+        runtime: ``'torch'``, ``'onnx'`` (ONNX Runtime) or ``'openvino'``. The last two export the model once
+            and run it on the CPU. `config` or `checkpoint` can also be a file that ``inline export`` wrote,
+            .onnx or .xml, which determines the runtime. By default torch, or that of the file.
+        precision: ``'fp32'``, ``'bf16'`` (torch: in the backbone; OpenVINO) or ``'int8'`` (ONNX Runtime and
+            OpenVINO; the export needs the training data of the config). By default fp32, or that of the file.
 
     Attributes:
         cfg: The config.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
         classes: Class names and colours, from the checkpoint or else from the config's dataset.
-        model: The toolbox's model.
+        model: The toolbox's model; for other runtimes, an :class:`inline.apis.runtimes.ExportedModel`.
         device: The device of the model.
+        runtime, precision: As given, or those of the file.
     """
 
     def __init__(
@@ -58,18 +70,84 @@ class InLineModel:
         device: str | torch.device | None = None,
         *,
         trust_checkpoint: bool = False,
+        runtime: str | None = None,
+        precision: str | None = None,
     ) -> None:
         apply_patches()
+        for name, value, choices in (('runtime', runtime, RUNTIMES), ('precision', precision, PRECISIONS)):
+            if value is not None:
+                check_choice(name, value, choices)
+        if is_exported(config) or is_exported(checkpoint):
+            self._load_file(config, checkpoint, device, runtime, precision)
+        else:
+            self._load_checkpoint(config, checkpoint, device, trust_checkpoint, runtime, precision)
+        self.pipeline = InferencePipeline(self.cfg)
+        self._full_size_pipeline = InferencePipeline(self.cfg, full_size=True)
+
+    def _load_checkpoint(
+        self,
+        config: str | Path | Config | None,
+        checkpoint: str | Path | None,
+        device: str | torch.device | None,
+        trust_checkpoint: bool,
+        runtime: str | None,
+        precision: str | None,
+    ) -> None:
+        self.runtime, self.precision = runtime or 'torch', precision or 'fp32'
+        if (self.runtime, self.precision) != ('torch', 'fp32'):
+            from inline.apis import runtimes
+
+            runtimes.check_runtime(self.runtime, self.precision)
         cfg = None if config is None else find_config(config)
         with trust_checkpoints(trust_checkpoint):
             weights = None if checkpoint is None else read_checkpoint(checkpoint)
         self.cfg = config_of_checkpoint(weights) if cfg is None else cfg
         self.task = TASKS[self.cfg.default_scope]
+        if self.runtime != 'torch':
+            path, release = runtimes.export_model(self.cfg, weights, self.runtime, self.precision)
+            self._load_file(None, path, device, self.runtime, self.precision, self.cfg)
+            release()
+            return
         model, self.classes = build_model(self.cfg, weights)
         self.device = _choose_device(device)
-        self.model = model.to(self.device)
-        self.pipeline = InferencePipeline(self.cfg)
-        self._full_size_pipeline = InferencePipeline(self.cfg, full_size=True)
+        self.model: Any = model.to(self.device)
+        if self.precision == 'bf16':
+            runtimes.use_bfloat16(model.backbone)
+
+    def _load_file(
+        self,
+        config: str | Path | Config | None,
+        checkpoint: str | Path | None,
+        device: str | torch.device | None,
+        runtime: str | None,
+        precision: str | None,
+        cfg: Config | None = None,
+    ) -> None:
+        """Load an exported file. A config, if there is one, has the test pipeline."""
+        from inline.apis import runtimes
+        from inline.apis.export.portable import classes_of_metadata, config_of_metadata, read_metadata
+
+        require_extras('an exported file', 'export')
+        if is_exported(config):
+            if checkpoint is not None:
+                raise UserError(f'{str(config)!r} is an exported model: it takes no checkpoint')
+            config, checkpoint = None, config  # type: ignore[assignment]
+        if device is not None and torch.device(device).type != 'cpu':
+            raise UserError(f'device {str(device)!r}: exported models run on the CPU')
+        assert checkpoint is not None
+        path = Path(checkpoint)
+        metadata = read_metadata(path)
+        self.runtime, self.precision = runtimes.choose_runtime(path, metadata, runtime, precision)
+        if cfg is None:
+            cfg = config_of_metadata(metadata, path) if config is None else find_config(config)
+        self.cfg, self.task = cfg, metadata['task']
+        if TASKS[cfg.default_scope] != self.task:
+            raise UserError(
+                f'{str(path)!r} is for {self.task}, but the config is for {TASKS[cfg.default_scope]}'
+            )
+        self.classes = classes_of_metadata(metadata)
+        self.device = torch.device('cpu')
+        self.model = runtimes.load_exported_model(path, metadata, cfg, self.precision)
 
     def __call__(
         self,
@@ -247,3 +325,8 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f'device {str(device)!r} is not available: use cpu, or cuda:0 with a GPU') from error
     return chosen
+
+
+def is_exported(source: object) -> bool:
+    """Return whether this is the name of an exported file."""
+    return isinstance(source, str | Path) and Path(source).suffix in EXPORTED

@@ -15,7 +15,10 @@ from inline.utils.arguments import parse_size
 from inline.utils.errors import OneLineParser
 from inline.utils.extras import require_extras
 
-FORMATS = ('onnx', 'torch-export', 'aoti')
+FORMATS = ('onnx', 'openvino', 'torch-export', 'aoti')
+PRECISIONS = ('fp32', 'bf16')
+# Test images for the accuracy of an int8 file, unless flags say otherwise.
+EVAL_IMAGES = 500
 
 
 def main() -> None:
@@ -34,9 +37,32 @@ def main() -> None:
     parser.add_argument(
         '--image-masks', action='store_true', help='masks of detectors at the size of the image'
     )
-    parser.add_argument('--int8', action='store_true', help='quantise linear layers to int8 (onnx only)')
+    parser.add_argument(
+        '--precision',
+        choices=PRECISIONS,
+        default='fp32',
+        help='precision that OpenVINO computes in, a hint in the file (default: fp32)',
+    )
+    parser.add_argument(
+        '--int8',
+        action='store_true',
+        help='quantise layers to int8, calibrated on training images (onnx and openvino)',
+    )
+    parser.add_argument(
+        '--calibration-images',
+        type=int,
+        default=128,
+        metavar='N',
+        help='training images for --int8 (default: %(default)s)',
+    )
     parser.add_argument(
         '--evaluate', action='store_true', help='evaluate the model and the file on the test data'
+    )
+    parser.add_argument(
+        '--eval-images',
+        type=int,
+        metavar='N',
+        help=f'evaluate on N random test images (default with --int8: {EVAL_IMAGES}; 0 for no evaluation)',
     )
     parser.add_argument(
         '--out', type=Path, metavar='FILE', help='output file (default: next to the checkpoint)'
@@ -48,8 +74,11 @@ def main() -> None:
     # SIGTERM raises like Ctrl-C: temporary files are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     size = parse_size('--size', args.size) if args.size else None
-    if args.format == 'onnx':
-        require_extras('--format onnx', 'export')
+    if args.format in ('onnx', 'openvino'):
+        require_extras(f'--format {args.format}', 'export')
+    if args.int8 and not args.evaluate and args.eval_images is None and args.what == 'model':
+        args.eval_images = EVAL_IMAGES
+    evaluate = args.evaluate or bool(args.eval_images)
     apply_patches()
     from inline.apis.export.run import ExportOptions, export
     from inline.apis.loading import find_config
@@ -62,10 +91,10 @@ def main() -> None:
     cfg = find_config(args.config, args.cfg_options)
     if args.data_root:
         set_data_root(cfg, args.data_root)
-    if args.evaluate and 'custom_data' in cfg:
+    if (evaluate or args.int8) and 'custom_data' in cfg:
         with trust_checkpoints(args.trust_checkpoint):
             classes = read_checkpoint(args.checkpoint).dataset_meta.get('classes') or ()
-        fit_to_custom_data(cfg, phase='test', model_classes=classes)
+        fit_to_custom_data(cfg, phase='train' if args.int8 else 'test', model_classes=classes)
     options = ExportOptions(
         name=Path(cfg.filename).stem,
         checkpoint=args.checkpoint,
@@ -75,8 +104,11 @@ def main() -> None:
         what=args.what,
         with_preprocessing=args.with_preprocessing,
         image_masks=args.image_masks,
+        precision=args.precision,
         int8=args.int8,
-        evaluate=args.evaluate,
+        calibration_images=args.calibration_images,
+        evaluate=evaluate,
+        eval_images=args.eval_images or None,
         out=args.out,
     )
     with trust_checkpoints(args.trust_checkpoint):

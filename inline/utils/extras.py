@@ -36,7 +36,10 @@ EXTRAS = {
             'matplotlib': 'matplotlib',
         },
     ),
-    'export': Extra('ONNX', {name: name for name in ('onnx', 'onnxscript', 'onnxruntime')}),
+    'export': Extra(
+        'ONNX, OpenVINO, int8',
+        {name: name for name in ('onnx', 'onnxscript', 'onnxruntime', 'openvino', 'nncf')},
+    ),
     'serve': Extra('web demo', {'gradio': 'gradio'}),
     'timm': Extra('models in timm', {'timm': 'timm'}),
     'hub': Extra(

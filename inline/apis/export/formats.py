@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from inline.apis.export import openvino_ir
 from inline.apis.export.detection_ops import onnx_translations
 from inline.apis.export.model import MIN_DYNAMIC_SIZE as MIN_DYNAMIC_SIZE
 from inline.apis.export.model import ExportNetwork, make_traceable
@@ -39,12 +40,18 @@ class Format:
         write: Writes a program with its metadata to a path. ``metadata['outputs']`` names its outputs.
         load: Loads a file and returns a function that runs it.
         message: Progress message while writing.
+        companion: Suffix of a second file with the weights, which replaces `suffix`; empty if there is none.
     """
 
     suffix: str
     write: Callable[[ExportedProgram, Mapping[str, Any], Path], None]
     load: Callable[[Path], InferenceFn]
     message: str = 'writing …'
+    companion: str = ''
+
+    def files(self, path: Path) -> list[Path]:
+        """Return all files of an exported model, that of `path` last."""
+        return [*([path.with_suffix(self.companion)] if self.companion else []), path]
 
 
 def trace(network: ExportNetwork, size: tuple[int, int], channels: int, dynamic: bool) -> ExportedProgram:
@@ -148,6 +155,23 @@ def load_onnx(path: Path) -> InferenceFn:
     return lambda image: [torch.from_numpy(out) for out in session.run(None, {'image': image.numpy()})]
 
 
+def replace_onnx_metadata(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
+    """Copy an ONNX file and replace its metadata."""
+    import onnx
+
+    model = onnx.load(source)
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
+    onnx.save(model, target)
+
+
+def write_openvino(program: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
+    """Convert a program to ONNX and that to OpenVINO's IR, a .xml and a .bin file."""
+    onnx_path = path.with_suffix('.onnx')
+    write_onnx(program, metadata, onnx_path)
+    openvino_ir.write(onnx_path, path, metadata)
+    onnx_path.unlink()
+
+
 def write_program(program: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
     torch.export.save(program, path, extra_files={'inline.json': json.dumps(metadata)})
 
@@ -172,33 +196,14 @@ def load_compiled(path: Path) -> InferenceFn:
 
 FORMATS = {
     'onnx': Format('.onnx', write_onnx, load_onnx),
+    'openvino': Format('.xml', write_openvino, openvino_ir.load, companion='.bin'),
     'torch-export': Format('.pt2', write_program, load_program),
     'aoti': Format('.aoti.pt2', write_compiled, load_compiled, 'compiling, which can take minutes …'),
 }
+# Formats that store metadata in the file, and how to replace them.
+REPLACE_METADATA = {'onnx': replace_onnx_metadata, 'openvino': openvino_ir.write}
 
 
-def quantize_int8(source: Path, target: Path) -> None:
-    """Write an ONNX file with int8 weights in its linear layers (dynamic quantisation)."""
-    import onnx
-
-    import_onnxruntime()
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(source)
-    # Quantisation transposes weights: the stored shapes would be wrong.
-    del model.graph.value_info[:]
-    matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
-    # Linear layers only: convolutions have few weights, and grouped products no per-channel scales.
-    linear = [
-        node.name
-        for node in model.graph.node
-        if node.op_type in ('MatMul', 'Gemm') and len(node.input) > 1 and node.input[1] in matrices
-    ]
-    # It warns that shape inference is missing, but the exporter has done it.
-    logging.disable(logging.WARNING)
-    try:
-        quantize_dynamic(
-            model, target, nodes_to_quantize=linear, weight_type=QuantType.QInt8, per_channel=True
-        )
-    finally:
-        logging.disable(logging.NOTSET)
+def load_exported(name: str, path: Path, precision: str) -> InferenceFn:
+    """Load a file of a format. In OpenVINO, `precision` is that of the operators that are not quantised."""
+    return openvino_ir.load(path, precision) if name == 'openvino' else FORMATS[name].load(path)

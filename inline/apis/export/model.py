@@ -12,7 +12,8 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from inline.apis.export.sliding import slide
-from inline.apis.loading import TASKS, build_model
+from inline.apis.loading import TASKS, Classes, build_model
+from inline.checkpoints import Checkpoint
 from inline.engine.config import image_size
 from inline.models.backbones.common import MIN_SIZE
 from inline.utils.errors import UserError
@@ -185,17 +186,19 @@ class ExportModel:
         network: The exported part, in evaluation mode.
         image: Description of the input: channels, value range, mean and standard deviation.
         classes: Class names by label; empty for features.
+        labels: The same with colours and COCO ids; None for features.
     """
 
     toolbox_model: BaseModel
     network: ExportNetwork
     image: dict[str, Any]
     classes: tuple[str, ...]
+    labels: Classes | None = None
 
 
 def build_export_model(
     cfg: Config,
-    checkpoint: str,
+    checkpoint: str | Checkpoint | None,
     *,
     what: str = 'model',
     with_preprocessing: bool = False,
@@ -205,7 +208,8 @@ def build_export_model(
 
     Args:
         cfg: The config.
-        checkpoint: Path or URL of the weights. For the backbone, a file with backbone weights is enough.
+        checkpoint: Path or URL of the weights, or a checkpoint that was read; None for random weights. For
+            the backbone, a file with backbone weights is enough.
         what: ``'model'`` or ``'backbone'``.
         with_preprocessing: Include the normalisation of pixel values.
         image_masks: Masks of a detector have the size of the image.
@@ -224,7 +228,9 @@ def build_export_model(
         network = DetectionNetwork(model, mean, std, image_masks=image_masks)
     else:
         network = ExportNetwork(model, TASKS[cfg.default_scope], mean, std)
-    return ExportModel(model, network.eval(), image, () if backbone_only else classes.names)
+    if backbone_only:
+        return ExportModel(model, network.eval(), image, ())
+    return ExportModel(model, network.eval(), image, classes.names, classes)
 
 
 def default_size(cfg: Config) -> tuple[int, int]:

@@ -16,12 +16,15 @@ from inline.apis.export.formats import (
     FORMATS,
     MAX_SIZE,
     MIN_DYNAMIC_SIZE,
+    REPLACE_METADATA,
     InferenceFn,
     example_size,
-    quantize_int8,
+    load_exported,
     trace,
 )
 from inline.apis.export.model import ExportModel, ExportNetwork, build_export_model, default_size
+from inline.apis.export.portable import describe_inference
+from inline.apis.export.quantization import QUANTIZERS, calibration_images
 from inline.apis.export.tensorrt import VERSION as TENSORRT_VERSION
 from inline.apis.export.tensorrt import check_tensorrt
 from inline.apis.export.verification import (
@@ -30,15 +33,18 @@ from inline.apis.export.verification import (
     check_detections,
     check_outputs,
     check_test_size,
+    choose_test_images,
     evaluate,
     relative_difference,
     shapes_to_check,
 )
 from inline.benchmark import CPU, describe_machine, interleave
 from inline.benchmark.flops import count_flops
+from inline.checkpoints import Checkpoint
 from inline.datasets.validation.checks import check_paths
 from inline.engine.config import image_size
 from inline.models.backbones.common import MIN_SIZE
+from inline.utils.arguments import check_positive
 from inline.utils.errors import UserError
 from inline.utils.tables import align
 
@@ -51,29 +57,44 @@ class ExportOptions:
 
     Args:
         name: Name of the model.
-        checkpoint: Path or URL of the weights.
+        checkpoint: Path or URL of the weights, or a checkpoint that was read; None for random weights.
         format: A key of ``FORMATS``.
         dynamic: Export for any batch size, height and width.
         size: Height and width to trace and measure at; by default those of the config.
         what: ``'model'`` or ``'backbone'``.
         with_preprocessing: Export a network that takes pixel values of 0 to 255.
         image_masks: Masks of a detector have the size of the image instead of 28×28 in the box.
-        int8: Quantise the linear layers.
-        evaluate: Evaluate the file on the config's test data.
+        precision: ``'fp32'`` or, in OpenVINO, ``'bf16'``: a hint for the program that runs the file.
+        int8: Quantise layers with weights to int8.
+        calibration_images: Number of training images to calibrate the quantisation with.
+        evaluate: Evaluate the model and the file on the config's test data.
+        eval_images: Evaluate on this many random test images only; None for all.
         out: File to write; by default next to the checkpoint.
+        measure: Print the size and the speed of the file.
     """
 
     name: str
-    checkpoint: str
+    checkpoint: str | Checkpoint | None
     format: str
     dynamic: bool = False
     size: tuple[int, int] | None = None
     what: str = 'model'
     with_preprocessing: bool = False
     image_masks: bool = False
+    precision: str = 'fp32'
     int8: bool = False
+    calibration_images: int = 128
     evaluate: bool = False
+    eval_images: int | None = None
     out: Path | None = None
+    measure: bool = True
+
+    @property
+    def label(self) -> str:
+        """The format with its precision, for tables."""
+        if self.int8:
+            return f'{self.format}, int8'
+        return self.format if self.precision == 'fp32' else f'{self.format}, {self.precision}'
 
 
 def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
@@ -105,6 +126,8 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
         check_test_size(cfg, model.toolbox_model, fixed_size)
     file_format, channels = FORMATS[options.format], int(model.image['channels'])
     metadata = describe(model, options, size)
+    if model.labels is not None:
+        metadata.update(describe_inference(cfg, model.toolbox_model, model.labels))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,21 +147,40 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
         if options.format == 'onnx':
             yield describe_tensorrt(exported)
         if options.int8:
+            images = calibration_images(
+                cfg,
+                model.toolbox_model,
+                options.calibration_images,
+                fixed_size,
+                as_pixels=options.with_preprocessing,
+            )
+            yield f'quantising to int8, calibrated on {len(images)} training images …'
             quantized = Path(folder) / f'int8{file_format.suffix}'
-            quantize_int8(exported, quantized)
-            exported, run = quantized, file_format.load(quantized)
-        yield from summarize(network, run, options, size, exported.stat().st_size, channels)
+            QUANTIZERS[options.format](exported, quantized, images)
+            exported = quantized
+        run = load_exported(options.format, exported, options.precision)
+        if options.measure:
+            size_bytes = sum(path.stat().st_size for path in file_format.files(exported))
+            yield from summarize(network, run, options, size, size_bytes, channels)
         if options.evaluate:
-            before = evaluate(cfg, model.toolbox_model)
-            after = evaluate(cfg, model.toolbox_model, run, fixed_size)
+            chosen = choose_test_images(cfg, options.eval_images)
+            before = evaluate(cfg, model.toolbox_model, images=chosen)
+            after = evaluate(cfg, model.toolbox_model, run, fixed_size, images=chosen)
             rows = [(name, f'{before[name]:.2f}', f'{value:.2f}') for name, value in after.items()]
-            label = 'int8' if options.int8 else options.format
-            yield from align([('test', 'PyTorch', label), *rows], right=[1, 2])
+            yield from align([('test', 'PyTorch', options.label), *rows], right=[1, 2])
+            count = 'all' if chosen is None else f'{len(chosen)} random'
+            yield f'on {count} images of the test data'
+            metadata['accuracy'] = {'images': count, 'float32': before, options.label: after}
+        if options.format in REPLACE_METADATA and (options.int8 or options.evaluate):
+            described = Path(folder) / f'described{file_format.suffix}'
+            REPLACE_METADATA[options.format](exported, described, metadata)
+            exported = described
         metadata_file = Path(folder) / 'metadata.json'
         metadata_file.write_text(json.dumps(metadata, indent=2, ensure_ascii=False) + '\n')
-        os.replace(exported, out)
+        for source, target in zip(file_format.files(exported), file_format.files(out), strict=True):
+            os.replace(source, target)
         os.replace(metadata_file, f'{out}.json')
-    yield f'wrote {out} and {out}.json'
+    yield f'wrote {" and ".join(str(path) for path in [*reversed(file_format.files(out)), f"{out}.json"])}'
 
 
 def compare(network: ExportNetwork, run: InferenceFn, shapes: list[Shape], channels: int) -> str:
@@ -183,8 +225,14 @@ def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], ou
         )
     if options.image_masks and not detector:
         raise UserError('--image-masks is for whole detectors with masks')
-    if options.int8 and options.format != 'onnx':
-        raise UserError(f'--int8 requires --format onnx, not {options.format}')
+    if options.int8 and options.format not in QUANTIZERS:
+        raise UserError(f'--int8 requires --format {" or ".join(QUANTIZERS)}, not {options.format}')
+    if options.precision != 'fp32' and options.format != 'openvino':
+        raise UserError(f'--precision {options.precision} requires --format openvino, not {options.format}')
+    check_positive('--calibration-images', options.calibration_images)
+    check_positive('--eval-images', options.eval_images)
+    if options.int8:
+        check_paths(cfg, ('train_dataloader',))
     suffix = Path(f'model{FORMATS[options.format].suffix}').suffix
     if options.out is not None and options.out.suffix != suffix:
         raise UserError(f'--out {str(options.out)!r}: files of --format {options.format} end in {suffix}')
@@ -203,7 +251,10 @@ def default_path(options: ExportOptions) -> Path:
     """Return a path next to the checkpoint, or in the current folder if the checkpoint is a URL."""
     backbone = '-backbone' if options.what == 'backbone' else ''
     int8 = '-int8' if options.int8 else ''
-    folder = Path() if '://' in options.checkpoint else Path(options.checkpoint).parent
+    source = (
+        options.checkpoint.source if isinstance(options.checkpoint, Checkpoint) else options.checkpoint or ''
+    )
+    folder = Path() if '://' in source else Path(source).parent
     return folder / f'{options.name}{backbone}{int8}{FORMATS[options.format].suffix}'
 
 
@@ -222,7 +273,8 @@ def describe(model: ExportModel, options: ExportOptions, size: tuple[int, int]) 
         },
         'outputs': list(network.outputs),
         **network.describe(),
-        'weights': 'int8 in linear layers' if options.int8 else 'float32',
+        'weights': 'int8 in layers' if options.int8 else 'float32',
+        'precision': options.precision,
         'classes': list(model.classes),
         'made with': f'torch {torch.__version__}',
     }
@@ -239,9 +291,8 @@ def summarize(
     """Yield a table of parameters, multiply-adds, file size and latency."""
     image = torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0))
     cost = count_flops(network, lambda: network(image))[-1]
-    label = f'{options.format}, int8' if options.int8 else options.format
     timings = interleave(
-        {'PyTorch': torch.inference_mode()(lambda: network(image)), label: lambda: run(image)},
+        {'PyTorch': torch.inference_mode()(lambda: network(image)), options.label: lambda: run(image)},
         REPETITIONS,
         CPU,
     )
@@ -253,7 +304,7 @@ def summarize(
     ]
     for name, timing in timings.items():
         rows.append((f'latency, {name}', f'{timing.median * 1e3:.1f}', f'ms, one image of {shape}'))
-    if options.int8 and network.task != 'detection':
+    if (options.int8 or options.precision != 'fp32') and network.task != 'detection':
         with torch.no_grad():
             difference = relative_difference(run(image), network(image))
         rows.append(('largest difference', f'{100 * difference:.1f}', '% of the largest output'))

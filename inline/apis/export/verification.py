@@ -11,9 +11,10 @@ import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, DefaultScope
+from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from inline.apis.export.detection import DetectionNetwork, paste_masks
@@ -249,6 +250,7 @@ def evaluate(
     model: BaseModel,
     run: InferenceFn | None = None,
     fixed_size: tuple[int, int] | None = None,
+    images: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """Evaluate a model on the test data of its config.
 
@@ -257,6 +259,7 @@ def evaluate(
         model: The toolbox's model, with weights.
         run: Replaces the network of the model by an exported file.
         fixed_size: Height and width of the file's input, one image at a time; None for dynamic shapes.
+        images: Indices of the test images to use; None for all.
     """
     model = copy.deepcopy(model)
     if run is not None:
@@ -268,10 +271,39 @@ def evaluate(
         cfg.experiment_name = Path(folder).name
         if cfg.get('visualizer') is not None:
             cfg.visualizer.vis_backends = []
+        if images is not None:
+            cfg.test_dataloader.dataset.indices = list(images)
         runner = build_runner(cfg)
+        if images is not None:
+            _evaluate_only_loaded_images(runner)
         runner.model = model.to(next(runner.model.parameters()).device)
         metrics = runner.test()
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def choose_test_images(cfg: Config, count: int | None) -> list[int] | None:
+    """Return the indices of `count` random test images, in order; None for all of them."""
+    if count is None:
+        return None
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        dataset = DATASETS.build(copy.deepcopy(cfg.test_dataloader.dataset))
+    if count >= len(dataset):
+        return None
+    if not isinstance(dataset, BaseDataset):
+        raise UserError(
+            f'--eval-images {count}: the test data is a {type(dataset).__name__}, which has no subsets: '
+            'use --evaluate, for all images'
+        )
+    chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[:count]
+    return sorted(chosen.tolist())
+
+
+def _evaluate_only_loaded_images(runner: Runner) -> None:
+    """Restrict COCO's metrics to the images of the data set: others would count as images without boxes."""
+    dataset = runner.test_loop.dataloader.dataset
+    for metric in runner.test_evaluator.metrics:
+        if hasattr(metric, 'img_ids'):
+            metric.img_ids = [dataset.get_data_info(i)['img_id'] for i in range(len(dataset))]
 
 
 def _replace_network(
