@@ -15,7 +15,7 @@ from tests.test_dependencies import imports
 # Imported if present: users install them for what they do with results and logs.
 OPTIONAL = {'pandas', 'supervision', 'wandb'}
 # Required by a package of the extra, and used only together with it.
-INDIRECT = {'typing_extensions', 'yapf', 'markupsafe', 'starlette'}
+INDIRECT = {'typing_extensions', 'yapf', 'markupsafe', 'starlette', 'google'}
 
 
 def read_extras() -> dict[str, dict[str, Requirement]]:

@@ -3,7 +3,8 @@
 
 A table is between ``<!-- table: SOURCE -->`` and ``<!-- end of table -->``. SOURCE is a CSV file of the
 repository, the name of a table of tools/reproduce.py (expected and measured numbers), or ``models`` or
-``transfer``, the short tables of the README, or ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET``.
+``transfer``, the short tables of the README, ``runtimes``, or ``ablation/TABLE/DATASET`` or
+``verdicts/TABLE/DATASET``.
 """
 
 import re

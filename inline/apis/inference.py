@@ -131,7 +131,7 @@ class InLineModel:
         if is_exported(config):
             if checkpoint is not None:
                 raise UserError(f'{str(config)!r} is an exported model: it takes no checkpoint')
-            config, checkpoint = None, config  # type: ignore[assignment]
+            config, checkpoint = None, config
         if device is not None and torch.device(device).type != 'cpu':
             raise UserError(f'device {str(device)!r}: exported models run on the CPU')
         assert checkpoint is not None

@@ -97,7 +97,14 @@ def run(args: argparse.Namespace) -> None:
         check_range('--score-thr', args.score_thr, 0, 1)
     sources = _find_unique_files(args.inputs, args.out)
     _check_folder(args.out, sources, args.overwrite)
-    model = InLineModel(args.config, args.checkpoint, args.device, trust_checkpoint=args.trust_checkpoint)
+    model = InLineModel(
+        args.config,
+        args.checkpoint,
+        args.device,
+        trust_checkpoint=args.trust_checkpoint,
+        runtime=args.runtime,
+        precision=args.precision,
+    )
     if not args.allow_other_classes:
         check_listed_classes(model.cfg, model.classes)
     predictions = model(

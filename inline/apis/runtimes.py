@@ -72,7 +72,7 @@ def use_bfloat16(backbone: nn.Module) -> None:
             outs = forward(x)
         return tuple(out.float() for out in outs)
 
-    backbone.forward = run  # type: ignore[method-assign]
+    backbone.forward = run
 
 
 class ExportedModel:
@@ -247,7 +247,10 @@ def export_model(
         format=runtime,
         dynamic=size is None,
         size=size,
-        precision='bf16' if runtime == 'openvino' and precision == 'bf16' else 'fp32',
+        # What is not quantised computes in bfloat16 where the CPU can.
+        precision='bf16'
+        if runtime == 'openvino' and precision != 'fp32' and openvino_ir.has_bf16()
+        else 'fp32',
         int8=precision == 'int8',
         out=out,
         measure=False,

@@ -4,6 +4,8 @@ inline benchmark CONFIG --shape 512 512 --batch 4
 inline benchmark --models inline-deit-tiny inline-pvt-tiny
 inline benchmark --figure5 work_dirs/figure5
 inline benchmark --figure5 work_dirs/figure5 --redraw results/measured/figure5.csv
+inline benchmark --runtimes --sizes 224 512
+inline benchmark --runtimes onnx openvino-bf16 --models PVT-S --figure docs/images/runtimes.png
 """
 
 import csv
@@ -22,13 +24,16 @@ from inline.benchmark.hardware import (
     prepare_for_timing,
 )
 from inline.benchmark.timing import AUTOCAST_DTYPES, BenchmarkSettings, measure_inference
+from inline.utils.arguments import check_choice
 from inline.utils.atomic import make_folder
 from inline.utils.errors import OneLineParser, UserError
 from inline.utils.extras import require_extras
-from inline.utils.resources import PAPER_RESULTS
+from inline.utils.resources import MEASURED_RESULTS, PAPER_RESULTS
 
 COLUMNS = ('model', 'height', 'width', 'latency ms', 'spread', 'images/s', 'batch', 'peak MB',
            'threads', 'dtype', 'machine')  # fmt: skip
+# Names of the runtimes on the command line, in the order of inline.benchmark.runtimes.TOLERANCES.
+RUNTIME_NAMES = ('eager-bf16', 'compiled', 'onnx', 'openvino', 'openvino-bf16', 'openvino-int8')
 # Name, (height, width) of the image, model, and a function to run the model on images if not its forward.
 NamedModel = tuple[str, tuple[int, int], nn.Module, Callable[[Tensor], object] | None]
 
@@ -40,7 +45,12 @@ def main() -> None:
         nargs='?',
         help='config file, or the name of a file in configs/; without it the released models are timed',
     )
-    parser.add_argument('--models', nargs='+', metavar='NAME', help='names of released models (default: all)')
+    parser.add_argument(
+        '--models',
+        nargs='+',
+        metavar='NAME',
+        help='names of released models, or with --runtimes of its models (default: all)',
+    )
     parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help='image height and width')
     parser.add_argument('--batch', type=int, default=1, help='batch size for the throughput (default: 1)')
     parser.add_argument(
@@ -49,10 +59,38 @@ def main() -> None:
     add_timing_flags(parser, repetitions=7)
     parser.add_argument('--figure5', type=Path, metavar='FOLDER', help='write figure5.csv and figure5.png')
     parser.add_argument(
-        '--redraw', type=Path, metavar='CSV', help='with --figure5: draw this figure5.csv, measure nothing'
+        '--redraw',
+        type=Path,
+        metavar='CSV',
+        help='with --figure5 or --figure: draw this file of results, measure nothing',
+    )
+    parser.add_argument(
+        '--runtimes',
+        nargs='*',
+        metavar='NAME',
+        help=f'time deployment runtimes against eager PyTorch: {", ".join(RUNTIME_NAMES)} (default: all)',
+    )
+    parser.add_argument(
+        '--sizes', type=int, nargs='+', metavar='N', help='with --runtimes: image sides (default: 224)'
+    )
+    parser.add_argument(
+        '--results',
+        type=Path,
+        metavar='CSV',
+        default=MEASURED_RESULTS / 'runtimes.csv',
+        help='with --runtimes: file to append rows to (default: results/measured/runtimes.csv)',
+    )
+    parser.add_argument(
+        '--figure', type=Path, metavar='FILE', help='with --runtimes: draw all rows of --results'
     )
     args = parser.parse_args()
     check_counts(args)
+    if args.runtimes is not None:
+        time_runtimes(args)
+        return
+    for flag in ('sizes', 'figure'):
+        if getattr(args, flag) is not None:
+            raise UserError(f'--{flag} needs --runtimes')
     if args.shape is not None and min(args.shape) < 32:
         raise UserError(f'--shape {args.shape[0]} {args.shape[1]}: each side must be at least 32')
     if args.redraw is not None:
@@ -97,6 +135,48 @@ def released_models(args: Namespace) -> Iterator[NamedModel]:
         (model.name, tuple(args.shape or (model.img_size, model.img_size)), model.build(), None)
         for model in models
     )
+
+
+def time_runtimes(args: Namespace) -> None:
+    require_extras('--runtimes', 'openmmlab', 'export')
+    from inline.benchmark.runtimes import (
+        MODELS,
+        TOLERANCES,
+        RuntimeSettings,
+        draw_runtimes,
+        measure_runtimes,
+    )
+
+    if args.redraw is not None:
+        if args.figure is None:
+            raise UserError('--redraw needs --figure FILE, the picture to write')
+        draw_runtimes(args.redraw, args.figure)
+        return
+    names = dict(zip(RUNTIME_NAMES, TOLERANCES, strict=True))
+    for name in args.runtimes:
+        check_choice('--runtimes', name, names)
+    for name in args.models or ():
+        check_choice('--models', name, MODELS)
+    sizes = tuple(args.sizes or (224,))
+    if min(sizes) < 32:
+        raise UserError(f'--sizes {min(sizes)}: each side must be at least 32')
+    if args.device == 'cuda':
+        raise UserError('--device cuda: --runtimes measures on the CPU')
+    settings = RuntimeSettings(
+        models=tuple(args.models or MODELS),
+        sizes=sizes,
+        runtimes=tuple(names[name] for name in args.runtimes or names),
+        threads=args.threads,
+        repetitions=args.repetitions,
+    )
+    count = 0
+    for row in measure_runtimes(settings, args.results, lambda line: print(line, flush=True)):
+        count += bool(row.get('speedup'))
+    print(f'{count} rows timed: see {args.results}')
+    if args.figure is not None:
+        draw_runtimes(args.results, args.figure)
+    if not count:
+        raise UserError('nothing was timed: the notes in the file say why')
 
 
 def make_figure5(folder: Path, settings: BenchmarkSettings, threads: int) -> None:

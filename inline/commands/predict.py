@@ -26,7 +26,10 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file, or the name of a file in configs/')
-    parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
+    parser.add_argument(
+        'checkpoint',
+        help='checkpoint: file, folder, URL or USER/MODEL on the Hub; or an exported file, .onnx or .xml',
+    )
     parser.add_argument('inputs', nargs='+', metavar='input', help='image, folder, pattern, URL or video')
     parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='output folder')
     parser.add_argument(
@@ -65,6 +68,12 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--skip-bad', action='store_true', help='skip images that cannot be read')
     parser.add_argument('--device', metavar='D', help='cpu, cuda:0, … (default: GPU if available)')
+    parser.add_argument(
+        '--runtime', choices=('torch', 'onnx', 'openvino'), help='default: torch, or that of an exported file'
+    )
+    parser.add_argument(
+        '--precision', choices=('fp32', 'bf16', 'int8'), help='default: fp32, or that of an exported file'
+    )
     add_allow_other_classes(parser)
     add_trust(parser)
     return parser.parse_args()

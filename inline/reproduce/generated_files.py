@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from inline.benchmark import runtimes
 from inline.checkpoints.official import OFFICIAL, find_link
 from inline.reproduce import ablation_tables
 from inline.reproduce.ablations import find_ablation
@@ -36,12 +37,14 @@ def table_source(source: str) -> list[list[str]]:
 
     Args:
         source: A CSV file of the repository (provenance columns are not shown), the name of a table of
-            tools/reproduce.py, ``models`` or ``transfer``, the short tables of the README, or
+            tools/reproduce.py, ``models`` or ``transfer``, the short tables of the README, ``runtimes``, or
             ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET`` for an ablation.
     """
     kind, _, name = source.partition('/')
     if kind in ('ablation', 'verdicts'):
         return _ablation_rows(kind, *name.split('/'))
+    if source == 'runtimes':
+        return runtimes.table_rows(MEASURED / 'runtimes.csv')
     if source == 'models':
         return model_rows(MEASURED / 'models.csv')
     if source == 'transfer':

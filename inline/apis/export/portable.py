@@ -161,7 +161,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 def _decode_error() -> type[Exception]:
     """Return the error of a file that is not in the format of ONNX."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     error: type[Exception] = DecodeError
     return error
