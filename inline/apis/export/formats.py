@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -166,10 +167,10 @@ def replace_onnx_metadata(source: Path, target: Path, metadata: Mapping[str, Any
 
 def write_openvino(program: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
     """Convert a program to ONNX and that to OpenVINO's IR, a .xml and a .bin file."""
-    onnx_path = path.with_suffix('.onnx')
-    write_onnx(program, metadata, onnx_path)
-    openvino_ir.write(onnx_path, path, metadata)
-    onnx_path.unlink()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        converted = Path(folder) / 'model.onnx'
+        write_onnx(program, metadata, converted)
+        openvino_ir.write(converted, path, metadata)
 
 
 def write_program(program: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:

@@ -126,13 +126,19 @@ def quantize_onnx(source: Path, target: Path, images: Sequence[Tensor]) -> None:
         logging.disable(logging.NOTSET)
 
 
-def quantize_openvino(source: Path, target: Path, images: Sequence[Tensor]) -> None:
-    """Write an IR whose layers compute in int8, quantised with NNCF."""
-    # NNCF sends usage data unless this is set.
+def import_nncf() -> Any:
+    """Import NNCF without its telemetry, which would send usage data."""
     os.environ.setdefault('NNCF_CI', '1')
     import nncf
+
+    return nncf
+
+
+def quantize_openvino(source: Path, target: Path, images: Sequence[Tensor]) -> None:
+    """Write an IR whose layers compute in int8, quantised with NNCF."""
     import openvino
 
+    nncf = import_nncf()
     model = openvino.Core().read_model(source)
     logging.getLogger('nncf').setLevel(logging.ERROR)
     quantized = nncf.quantize(
