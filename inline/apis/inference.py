@@ -104,9 +104,8 @@ class InLineModel:
         self.cfg = config_of_checkpoint(weights) if cfg is None else cfg
         self.task = TASKS[self.cfg.default_scope]
         if self.runtime != 'torch':
-            path, release = runtimes.export_model(self.cfg, weights, self.runtime, self.precision)
-            self._load_file(None, path, device, self.runtime, self.precision, self.cfg)
-            release()
+            with runtimes.exported_model(self.cfg, weights, self.runtime, self.precision) as path:
+                self._load_file(None, path, device, self.runtime, self.precision, self.cfg)
             return
         model, self.classes = build_model(self.cfg, weights)
         self.device = _choose_device(device)

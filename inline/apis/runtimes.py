@@ -4,7 +4,8 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from mmengine.structures import BaseDataElement, InstanceData
 from torch import Tensor, nn
 
 from inline.apis.export import openvino_ir
-from inline.apis.export.formats import FORMATS, MIN_DYNAMIC_SIZE, InferenceFn, load_exported
+from inline.apis.export.formats import FORMATS, InferenceFn, load_exported
 from inline.apis.export.portable import RUNTIMES
 from inline.apis.inputs import ImageSource, InferencePipeline
 from inline.checkpoints import Checkpoint
@@ -100,6 +101,9 @@ class ExportedModel:
         if self._input['values'] == '0 to 255':
             # The file normalises the images.
             preprocessor.update(mean=None, std=None)
+        if self._task == 'detection':
+            # The file pads the images: it must know their size to clip boxes.
+            preprocessor['pad_size_divisor'] = 1
         preprocessor.setdefault('type', 'ClsDataPreprocessor')
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.data_preprocessor = MODELS.build(preprocessor)
@@ -107,12 +111,18 @@ class ExportedModel:
             raise UserError('the classifier in this file has scores that are not a softmax of its logits')
         if self._task == 'segmentation':
             self.align_corners = bool(post.get('align_corners'))
-            self.test_cfg = ConfigDict(post.get('test_cfg') or {})
+            self.test_cfg = ConfigDict(self._sliding_window(metadata))
             self.decode_head = SimpleNamespace(threshold=post.get('threshold'))
             self.out_channels = 1 if post.get('threshold') is not None else len(metadata['classes'])
 
-    def eval(self) -> 'ExportedModel':
-        return self
+    def _sliding_window(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return mmseg's ``test_cfg`` if windows slide outside of the file: not if the file slides them.
+
+        A file that takes exactly one window has nothing to slide.
+        """
+        test_cfg = self._post.get('test_cfg') or {}
+        crop = [self._input['height'], self._input['width']]
+        return {} if 'windows' in metadata and crop != list(test_cfg.get('crop_size', ())) else test_cfg
 
     def test_step(self, batch: dict[str, Any]) -> list[BaseDataElement]:
         """Return the data samples of a batch with the predictions of a classifier or a detector."""
@@ -162,10 +172,9 @@ class ExportedModel:
                     f'the file takes images of {wanted[0]}×{wanted[1]} pixels, and this image has '
                     f'{height}×{width} after the test pipeline: export with --dynamic, or with that --size'
                 )
-        elif min(height, width) < MIN_DYNAMIC_SIZE:
-            raise TooSmallError(
-                f'{height}×{width} pixels, the file takes at least {MIN_DYNAMIC_SIZE} per side'
-            )
+        elif height < wanted[0]['from'] or width < wanted[1]['from']:
+            smallest = f'{wanted[0]["from"]}×{wanted[1]["from"]}'
+            raise TooSmallError(f'{height}×{width} pixels, the file takes at least {smallest}')
 
 
 def _to_instances(
@@ -178,7 +187,7 @@ def _to_instances(
             ``masks``: probabilities (N, m, m) within the boxes, or (N, H, W) at the size of the input.
             Objects without a positive score are padding.
         sample: Data sample with ``scale_factor``, ``img_shape`` and ``ori_shape``.
-        size: Height and width of the input, with its padding.
+        size: Height and width of the input.
         threshold: Probability from which a pixel belongs to a mask.
     """
     kept = (found['scores'] > 0) & (found['labels'] >= 0)
@@ -190,8 +199,7 @@ def _to_instances(
         height, width = (int(side) for side in sample.ori_shape[:2])
         masks = found['masks'][kept].float().reshape(len(boxes), *found['masks'].shape[-2:])
         if masks.shape[-2:] == size:
-            shown = masks[:, : sample.img_shape[0], : sample.img_shape[1]]
-            full = F.interpolate(shown[:, None], (height, width), mode='bilinear', align_corners=False)[:, 0]
+            full = F.interpolate(masks[:, None], (height, width), mode='bilinear', align_corners=False)[:, 0]
             instances.masks = full >= threshold
         else:
             instances.masks = _paste(masks, boxes, (height, width), threshold)
@@ -221,47 +229,47 @@ def load_exported_model(
     return ExportedModel(load_exported(RUNTIMES[path.suffix], path, hint), metadata, cfg)
 
 
-def export_model(
+@contextmanager
+def exported_model(
     cfg: Config, checkpoint: Checkpoint | None, runtime: str, precision: str
-) -> tuple[Path, Callable[[], None]]:
-    """Export a config's model for a runtime and return the file, and a function to call after loading it.
+) -> Iterator[Path]:
+    """Export a config's model for a runtime and yield the file.
 
-    The file is kept in torch's cache folder and used again for the same weights, config and versions. A model
-    without a checkpoint is exported to a temporary folder, which the returned function deletes.
+    The file is kept in torch's cache folder and used again for the same weights, config and versions. That of
+    a model without a checkpoint, whose weights are random, is temporary.
     """
-    from inline.apis.export.run import ExportOptions, export
-
     name = f'model{FORMATS[runtime].suffix}'
     if checkpoint is None:
-        temporary = tempfile.TemporaryDirectory(prefix='inline-export-')
-        out, release = Path(temporary.name, name), temporary.cleanup
-    else:
-        folder = Path(torch.hub.get_dir(), 'inline-exports', _digest(cfg, checkpoint, runtime, precision))
-        out, release = folder / name, _nothing
-    if Path(f'{out}.json').is_file():
-        return out, release
+        with tempfile.TemporaryDirectory(prefix='inline-export-') as folder:
+            _export(cfg, None, runtime, precision, Path(folder, name))
+            yield Path(folder, name)
+        return
+    out = Path(torch.hub.get_dir(), 'inline-exports', _digest(cfg, checkpoint, runtime, precision), name)
+    # Written last.
+    if not Path(f'{out}.json').is_file():
+        _export(cfg, checkpoint, runtime, precision, out)
+    yield out
+
+
+def _export(cfg: Config, checkpoint: Checkpoint | None, runtime: str, precision: str, out: Path) -> None:
+    from inline.apis.export.run import ExportOptions, export
+
     size = fixed_size(cfg)
+    # What is not quantised computes in bfloat16 where the CPU can.
+    in_bf16 = runtime == 'openvino' and precision != 'fp32' and openvino_ir.has_bf16()
     options = ExportOptions(
         name=Path(cfg.filename or 'model').stem,
         checkpoint=checkpoint,
         format=runtime,
         dynamic=size is None,
         size=size,
-        # What is not quantised computes in bfloat16 where the CPU can.
-        precision='bf16'
-        if runtime == 'openvino' and precision != 'fp32' and openvino_ir.has_bf16()
-        else 'fp32',
+        precision='bf16' if in_bf16 else 'fp32',
         int8=precision == 'int8',
         out=out,
         measure=False,
     )
     for line in export(cfg, options):
         print(f'export for {runtime}, {precision}: {line}', file=sys.stderr, flush=True)
-    return out, release
-
-
-def _nothing() -> None:
-    pass
 
 
 def fixed_size(cfg: Config) -> tuple[int, int] | None:
@@ -273,7 +281,8 @@ def fixed_size(cfg: Config) -> tuple[int, int] | None:
     }
     (shape, *others) = shapes
     preprocessor = cfg.model.get('data_preprocessor') or {}
-    divisor = preprocessor.get('pad_size_divisor') or 1
+    # Files of detectors pad the images themselves.
+    divisor = 1 if cfg.default_scope == 'mmdet' else preprocessor.get('pad_size_divisor') or 1
     if others or preprocessor.get('test_cfg') or any(side % divisor for side in shape):
         return None
     return shape[0], shape[1]

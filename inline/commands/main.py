@@ -33,7 +33,7 @@ COMMANDS = {
     'train': Command('train', 'train the model of a config'),
     'test': Command('test', 'test a checkpoint with the data and evaluators of a config'),
     'predict': Command('predict', 'run a trained model on images; write annotated images and JSON'),
-    'export': Command('export', 'export a trained model: ONNX, torch.export, AOTInductor'),
+    'export': Command('export', 'export a trained model: ONNX, OpenVINO, torch.export, AOTInductor'),
     'serve': Command('serve', 'try a model in a browser', ('openmmlab', 'serve')),
     'convert': Command('convert', 'convert a checkpoint of another project, or reduce ours to weights', ()),
     'publish': Command('publish', 'write the weights of a checkpoint with a model card', ()),

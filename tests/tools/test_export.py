@@ -170,12 +170,12 @@ def trained(models: dict[str, Model], tmp_path: Path) -> Model:
 @pytest.mark.slow
 def test_int8_reports_the_accuracy_of_model_and_file(trained: Model, tmp_path: Path) -> None:
     out = tmp_path / 'small.onnx'
-    args = ['--int8', '--evaluate', '--data-root', tmp_path / 'data', '--out', out]
+    args = ['--int8', '--data-root', tmp_path / 'data', '--out', out]
     # Evaluation must not need a visualizer.
     done = run_tool('tools/export.py', *trained, *args, '--cfg-options', 'visualizer=None')
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    header = next(i for i, line in enumerate(lines) if line.split() == ['test', 'PyTorch', 'int8'])
+    header = next(i for i, line in enumerate(lines) if line.split() == ['test', 'PyTorch', 'onnx,', 'int8'])
     name, of_model, of_file = lines[header + 1].split()
     assert name == 'accuracy/top1'
     tested = run_tool(
@@ -194,7 +194,23 @@ def test_int8_reports_the_accuracy_of_model_and_file(trained: Model, tmp_path: P
         expected = model(image, mode='tensor').numpy()
     (logits,) = onnxruntime.InferenceSession(out).run(None, {'image': image.numpy()})
     assert 0 < np.abs(logits - expected).max() < 0.5 * np.abs(expected).max()
-    assert json.loads(Path(f'{out}.json').read_text())['input']['height'] == 32
+    metadata = json.loads(Path(f'{out}.json').read_text())
+    assert metadata['input']['height'] == 32
+    assert metadata['accuracy'] == {
+        'images': 'all',
+        'float32': {'accuracy/top1': pytest.approx(float(of_model), abs=0.01)},
+        'onnx, int8': {'accuracy/top1': pytest.approx(float(of_file), abs=0.01)},
+    }
+    assert metadata['weights'] == 'int8 in layers'
+    stored = onnxruntime.InferenceSession(out).get_modelmeta().custom_metadata_map
+    assert {key: json.loads(text) for key, text in stored.items()} == metadata
+    # The int8 file in inference.
+    found = InLineModel(out)
+    assert (found.runtime, found.precision, found.classes.names) == (
+        'onnx',
+        'int8',
+        CLASSES['classification'],
+    )
 
 
 @pytest.mark.slow
@@ -234,7 +250,21 @@ INVALID = {
     ),
     'suffix': ('classification', ['--out', 'a.pt2'], "--out 'a.pt2': files of --format onnx end in .onnx"),
     'folder': ('classification', ['--out', 'README.md/a.onnx'], "--out 'README.md/a.onnx': "),
-    'int8': ('classification', ['--int8', '--format', 'aoti'], '--int8 requires --format onnx, not aoti'),
+    'int8': (
+        'classification',
+        ['--int8', '--format', 'aoti'],
+        '--int8 requires --format onnx or openvino, not aoti',
+    ),
+    'precision': (
+        'classification',
+        ['--precision', 'bf16'],
+        '--precision bf16 requires --format openvino, not onnx',
+    ),
+    'no training data': (
+        'classification',
+        ['--int8', '--eval-images', '0', '--data-root', 'no/such'],
+        'no/such',
+    ),
     'detector': (
         'detection',
         ['--format', 'aoti'],

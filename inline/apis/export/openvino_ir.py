@@ -1,6 +1,7 @@
 """OpenVINO IR files: conversion from ONNX, metadata, and compiled models."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,18 @@ HINTS = {'fp32': 'f32', 'bf16': 'bf16'}
 _SECTION = 'inline'
 
 
-def write(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
-    """Write an ONNX file or an IR as IR with metadata: `target`, a .xml file, and the weights in .bin."""
+def import_openvino() -> Any:
+    """Import OpenVINO without its telemetry, which sends usage data and writes an id to the home folder."""
+    # The import of a module fails if it is None here; OpenVINO and NNCF then use a stub.
+    sys.modules.setdefault('openvino_telemetry', None)  # type: ignore[arg-type]
     import openvino
 
+    return openvino
+
+
+def write(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
+    """Write an ONNX file or an IR as IR with metadata: `target`, a .xml file, and the weights in .bin."""
+    openvino = import_openvino()
     model = openvino.Core().read_model(source)
     for key, value in metadata.items():
         model.set_rt_info(json.dumps(value), [_SECTION, key])
@@ -26,9 +35,7 @@ def write(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata of an IR as JSON texts; `{}` if it has none of ours."""
-    import openvino
-
-    model = openvino.Core().read_model(path)
+    model = import_openvino().Core().read_model(path)
     if not model.has_rt_info([_SECTION]):
         return {}
     stored = model.get_rt_info([_SECTION]).astype(dict)
@@ -43,8 +50,7 @@ def load(path: Path, precision: str = 'fp32', threads: int | None = None) -> Cal
         precision: A key of HINTS, for the operators that are not quantised.
         threads: Number of threads; torch's by default.
     """
-    import openvino
-
+    openvino = import_openvino()
     options = {
         'INFERENCE_PRECISION_HINT': HINTS[precision],
         'PERFORMANCE_HINT': 'LATENCY',
@@ -65,6 +71,4 @@ def load(path: Path, precision: str = 'fp32', threads: int | None = None) -> Cal
 
 def has_bf16() -> bool:
     """Return whether the CPU computes in bfloat16."""
-    import openvino
-
-    return 'BF16' in openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
+    return 'BF16' in import_openvino().Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')

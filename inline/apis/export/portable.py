@@ -182,7 +182,8 @@ def config_of_metadata(metadata: Mapping[str, Any], path: Path) -> Config:
     assert arguments is not None
     name, known = _PREPROCESSORS[task]
     for step in pipeline:
-        if step.get('type') not in _TRANSFORMS or not set(step) <= {'type', *_TRANSFORMS[step['type']]}:
+        allowed = _TRANSFORMS.get(str(step.get('type')))
+        if allowed is None or not set(step) <= {'type', *allowed}:
             raise UserError(
                 f'{str(path)!r}: step {step!r} of the test pipeline is not supported, give the config'
             )

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, DefaultScope
 from torch import Tensor
 
+from inline.apis.export.openvino_ir import import_openvino
 from inline.utils.errors import UserError
 from inline.utils.nested import leaf_datasets
 
@@ -126,19 +126,11 @@ def quantize_onnx(source: Path, target: Path, images: Sequence[Tensor]) -> None:
         logging.disable(logging.NOTSET)
 
 
-def import_nncf() -> Any:
-    """Import NNCF without its telemetry, which would send usage data."""
-    os.environ.setdefault('NNCF_CI', '1')
-    import nncf
-
-    return nncf
-
-
 def quantize_openvino(source: Path, target: Path, images: Sequence[Tensor]) -> None:
     """Write an IR whose layers compute in int8, quantised with NNCF."""
-    import openvino
+    openvino = import_openvino()
+    import nncf
 
-    nncf = import_nncf()
     model = openvino.Core().read_model(source)
     logging.getLogger('nncf').setLevel(logging.ERROR)
     quantized = nncf.quantize(
