@@ -6,9 +6,11 @@ inline benchmark --figure5 work_dirs/figure5
 inline benchmark --figure5 work_dirs/figure5 --redraw results/measured/figure5.csv
 inline benchmark --runtimes --sizes 224 512
 inline benchmark --runtimes onnx openvino-bf16 --models PVT-S --figure docs/images/runtimes.png
+inline benchmark --resolution work_dirs/resolution
 """
 
 import csv
+import math
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +27,7 @@ from inline.benchmark.hardware import (
 )
 from inline.benchmark.timing import AUTOCAST_DTYPES, BenchmarkSettings, measure_inference
 from inline.utils.arguments import check_choice
+from inline.models.backbones.common import MAX_IMAGE, MIN_SIZE
 from inline.utils.atomic import make_folder
 from inline.utils.errors import OneLineParser, UserError
 from inline.utils.extras import require_extras
@@ -59,10 +62,23 @@ def main() -> None:
     add_timing_flags(parser, repetitions=7)
     parser.add_argument('--figure5', type=Path, metavar='FOLDER', help='write figure5.csv and figure5.png')
     parser.add_argument(
-        '--redraw',
+        '--resolution',
         type=Path,
-        metavar='CSV',
-        help='with --figure5 or --figure: draw this file of results, measure nothing',
+        metavar='FOLDER',
+        help='write resolution.csv and resolution.png: time and memory against the size of the image',
+    )
+    parser.add_argument(
+        '--time-limit',
+        type=float,
+        default=60.0,
+        metavar='SECONDS',
+        help='with --resolution: longest forward pass (default: 60)',
+    )
+    parser.add_argument(
+        '--memory-limit',
+        type=float,
+        metavar='GB',
+        help='with --resolution: largest process (default: 80 %% of the free memory)',
     )
     parser.add_argument(
         '--runtimes',
@@ -71,7 +87,11 @@ def main() -> None:
         help=f'time deployment runtimes against eager PyTorch: {", ".join(RUNTIME_NAMES)} (default: all)',
     )
     parser.add_argument(
-        '--sizes', type=int, nargs='+', metavar='N', help='with --runtimes: image sides (default: 224)'
+        '--sizes',
+        type=int,
+        nargs='+',
+        metavar='SIDE',
+        help='with --runtimes (default: 224) or --resolution: sides of the images',
     )
     parser.add_argument(
         '--results',
@@ -83,18 +103,23 @@ def main() -> None:
     parser.add_argument(
         '--figure', type=Path, metavar='FILE', help='with --runtimes: draw all rows of --results'
     )
+    parser.add_argument(
+        '--redraw',
+        type=Path,
+        metavar='CSV',
+        help='with --figure5, --resolution or --figure: draw this CSV file, measure nothing',
+    )
     args = parser.parse_args()
     check_counts(args)
+    check_flags(args)
     if args.runtimes is not None:
         time_runtimes(args)
         return
-    for flag in ('sizes', 'figure'):
-        if getattr(args, flag) is not None:
-            raise UserError(f'--{flag} needs --runtimes')
-    if args.shape is not None and min(args.shape) < 32:
-        raise UserError(f'--shape {args.shape[0]} {args.shape[1]}: each side must be at least 32')
     if args.redraw is not None:
-        redraw_figure5(args.redraw, args.figure5)
+        redraw(args)
+        return
+    if args.resolution is not None:
+        make_resolution(args)
         return
     prepare_for_timing(args.threads)
     settings = BenchmarkSettings(args.batch, args.repetitions, args.dtype, choose_device(args.device))
@@ -111,6 +136,26 @@ def main() -> None:
         throughput = f'{speed.images_per_second:.2f}', args.batch, f'{speed.peak_bytes / 2**20:.0f}'
         writer.writerow([name, *shape, *latency, *throughput, args.threads, args.dtype, machine])
         sys.stdout.flush()
+
+
+def check_flags(args: Namespace) -> None:
+    """Raise for flags that exclude or need others, and for values out of range."""
+    if sum(mode is not None for mode in (args.figure5, args.resolution, args.runtimes)) > 1:
+        raise UserError('--figure5, --resolution and --runtimes: give only one of them')
+    if args.figure is not None and args.runtimes is None:
+        raise UserError('--figure needs --runtimes')
+    for name in ('time_limit', 'memory_limit'):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f'--{name.replace("_", "-")} {value}: must be above 0')
+    if args.sizes is not None:
+        if args.resolution is None and args.runtimes is None:
+            raise UserError('--sizes needs --runtimes or --resolution FOLDER')
+        if min(args.sizes) < MIN_SIZE or max(args.sizes) > MAX_IMAGE:
+            listed = ' '.join(map(str, args.sizes))
+            raise UserError(f'--sizes {listed}: each side must be from {MIN_SIZE} to {MAX_IMAGE}')
+    if args.shape is not None and min(args.shape) < MIN_SIZE:
+        raise UserError(f'--shape {args.shape[0]} {args.shape[1]}: each side must be at least {MIN_SIZE}')
 
 
 def model_from_config(args: Namespace) -> NamedModel:
@@ -157,14 +202,11 @@ def time_runtimes(args: Namespace) -> None:
         check_choice('--runtimes', name, names)
     for name in args.models or ():
         check_choice('--models', name, MODELS)
-    sizes = tuple(args.sizes or (224,))
-    if min(sizes) < 32:
-        raise UserError(f'--sizes {min(sizes)}: each side must be at least 32')
     if args.device == 'cuda':
         raise UserError('--device cuda: --runtimes measures on the CPU')
     settings = RuntimeSettings(
         models=tuple(args.models or MODELS),
-        sizes=sizes,
+        sizes=tuple(args.sizes or (224,)),
         runtimes=tuple(names[name] for name in args.runtimes or names),
         threads=args.threads,
         repetitions=args.repetitions,
@@ -184,25 +226,64 @@ def make_figure5(folder: Path, settings: BenchmarkSettings, threads: int) -> Non
     from inline.benchmark.figure5 import draw_figure5, measure_figure5, read_paper_points, write_points
 
     make_folder('--figure5', folder)
-    conditions = (
-        f'{describe_machine(settings.device)}; threads: {threads}, {settings.dtype}, batch: {settings.batch}'
-    )
     points = []
-    for point in measure_figure5(PAPER_RESULTS / 'imagenet.csv', settings, conditions):
+    for point in measure_figure5(PAPER_RESULTS / 'imagenet.csv', settings, _conditions(settings, threads)):
         print(f'({point.panel}) {point.family} {point.attention} {point.setting}: {point.milliseconds} ms')
         points.append(point)
     write_points(points, folder / 'figure5.csv')
     draw_figure5(points, read_paper_points(PAPER_RESULTS / 'figure5.csv'), folder / 'figure5.png')
 
 
-def redraw_figure5(measured: Path, folder: Path | None) -> None:
-    require_extras('--redraw', 'openmmlab')
-    from inline.benchmark.figure5 import draw_figure5, read_paper_points, read_points
+def make_resolution(args: Namespace) -> None:
+    require_extras('--resolution', 'openmmlab')
+    import psutil
 
-    if folder is None:
-        raise UserError('--redraw needs --figure5 FOLDER, the folder for figure5.png')
-    if not measured.is_file():
-        raise UserError(f'--redraw {str(measured)!r}: no such file')
-    make_folder('--figure5', folder)
-    paper = read_paper_points(PAPER_RESULTS / 'figure5.csv')
-    draw_figure5(read_points(measured), paper, folder / 'figure5.png')
+    from inline.benchmark.resolution import (
+        SIZES,
+        Limits,
+        measure_in_process,
+        measure_resolutions,
+        write_points,
+    )
+    from inline.benchmark.resolution_figure import draw_resolution
+
+    make_folder('--resolution', args.resolution)
+    settings = BenchmarkSettings(args.batch, args.repetitions, args.dtype, choose_device(args.device))
+    free = 0.8 * psutil.virtual_memory().available / 2**30
+    limits = Limits(args.time_limit, 1024 * (args.memory_limit or free))
+    measure = measure_in_process(settings, args.threads)
+    points = []
+    for point in measure_resolutions(
+        args.sizes or SIZES, limits, measure, _conditions(settings, args.threads)
+    ):
+        points.append(point)
+        print(f'{point.attention}, {point.size} pixels: {point.describe()}', flush=True)
+        # Kept up to date, because the whole sweep takes minutes.
+        write_points(points, args.resolution / 'resolution.csv')
+    draw_resolution(points, args.resolution / 'resolution.png')
+
+
+def redraw(args: Namespace) -> None:
+    require_extras('--redraw', 'openmmlab')
+    if args.figure5 is None and args.resolution is None:
+        raise UserError('--redraw needs --figure5 FOLDER or --resolution FOLDER, the folder for the picture')
+    if not args.redraw.is_file():
+        raise UserError(f'--redraw {str(args.redraw)!r}: no such file')
+    if args.figure5 is not None:
+        from inline.benchmark.figure5 import draw_figure5, read_paper_points, read_points
+
+        make_folder('--figure5', args.figure5)
+        paper = read_paper_points(PAPER_RESULTS / 'figure5.csv')
+        draw_figure5(read_points(args.redraw), paper, args.figure5 / 'figure5.png')
+        return
+    from inline.benchmark import resolution
+    from inline.benchmark.resolution_figure import draw_resolution
+
+    make_folder('--resolution', args.resolution)
+    draw_resolution(resolution.read_points(args.redraw), args.resolution / 'resolution.png')
+
+
+def _conditions(settings: BenchmarkSettings, threads: int) -> str:
+    """Return the hardware and the settings in one line."""
+    machine = describe_machine(settings.device)
+    return f'{machine}; threads: {threads}, {settings.dtype}, batch: {settings.batch}'

@@ -34,6 +34,7 @@ from inline.ops.tokens import (
     inverse_sqrt_count,
     is_autocast,
     no_autocast,
+    rounds_products,
     zero_masked,
 )
 
@@ -172,7 +173,7 @@ def covariance(
         scale: s.
         key_mask: (B, N), True for the tokens to include; None for all.
     """
-    if key_mask is None and not (is_autocast(k.device) or k.dtype in HALF_DTYPES or v.dtype in HALF_DTYPES):
+    if key_mask is None and not _rounds_operands(k, v):
         # Subtracts the means from the small product instead of the tokens, which avoids a copy of them.
         count = k.shape[1]
         k_sum, v_mean = k.sum(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
@@ -182,15 +183,22 @@ def covariance(
             return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-1) * (scale / count), v_mean
         # baddbmm applies alpha and beta for free.
         return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-scale / count, alpha=scale / count), v_mean
-    # In half precision a small difference of large products would be lost to rounding, so both sides are
-    # centred first; the rounding error of the means then enters only as a product of two errors. Splitting
-    # 1/N between both sides keeps the sum within the range of float16.
+    # In half precision and TF32 a small difference of large products would be lost to rounding, so both
+    # sides are centred first; the rounding error of the means then enters only as a product of two errors.
+    # Splitting 1/N between both sides keeps the sum within the range of float16.
     dtype = torch.promote_types(k.dtype, torch.float32)
     num_keys = count_keys_exact(k, key_mask)
     k_mean, v_mean = (t.sum(dim=1, keepdim=True, dtype=dtype) / num_keys for t in (k, v))
     root = inverse_sqrt_count(k, key_mask)
     k, v = ((t - mean.to(t.dtype)) * root for t, mean in ((k, k_mean), (v, v_mean)))
     return (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale, v_mean
+
+
+def _rounds_operands(k: Tensor, v: Tensor) -> bool:
+    """Return whether the product of these tensors has operands of fewer bits than float32."""
+    if is_autocast(k.device) or k.dtype in HALF_DTYPES or v.dtype in HALF_DTYPES:
+        return True
+    return k.dtype == torch.float32 and rounds_products(k.device)
 
 
 def _default_scale(q: Tensor, scale: float | None) -> float:

@@ -133,6 +133,19 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()
 
 
+def rounds_products(device: torch.device) -> bool:
+    """Return whether matrix products of float32 tensors round their operands to TF32 or bfloat16.
+
+    A compiler cannot read this setting, and a compiled program may run under another one. There, GPUs count
+    as rounding and CPUs as exact.
+    """
+    if is_tracing():
+        return device.type == 'cuda'
+    if device.type == 'cuda':
+        return torch.backends.cuda.matmul.fp32_precision == 'tf32'
+    return device.type == 'cpu' and torch.backends.mkldnn.matmul.fp32_precision in ('tf32', 'bf16')
+
+
 def full_precision(op: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
     """Decorate an op to compute in at least float32 and without autocast.
 
