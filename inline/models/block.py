@@ -1,17 +1,24 @@
 """The transformer block that all families share: token mixer, MLP, stochastic depth."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inline.models.layers import has_hooks, is_marked_new, is_plain, returns_new_tensor
+from inline.models.layers import (
+    has_hooks,
+    is_marked_new,
+    is_plain,
+    linear,
+    linear_gelu,
+    returns_new_tensor,
+)
 from inline.models.mixers import AttentionMixer
 from inline.ops.tokens import allows_inplace
 from inline.utils.errors import UserError
 
-# The MLP works in chunks if its hidden layer has more elements than this; a chunk fits the CPU cache.
-CHUNK_ABOVE = 2**22
-CHUNK_SIZE = 2**20
+# The MLP works in chunks if its hidden layer has more elements than this. A chunk fits the CPU cache, and is
+# smaller than the blocks of 32 MB that glibc returns to the system after each use.
+CHUNK_ABOVE = 7 * 2**20
+CHUNK_SIZE = 2**22
 # Tensors of at least this many elements are overwritten by residual adds; smaller ones stay in the cache.
 INPLACE_FROM = 2**15
 
@@ -65,9 +72,9 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) to the same shape."""
         if not self._use_chunks(x):
-            return self.fc2(F.gelu(self.fc1(x)))
+            return linear(self.fc2, linear_gelu(self.fc1, x))
         chunks = x.flatten(0, 1).split(max(CHUNK_SIZE // self.fc1.out_features, 1))
-        return torch.cat([self.fc2(F.gelu(self.fc1(rows))) for rows in chunks]).view_as(x)
+        return torch.cat([linear(self.fc2, linear_gelu(self.fc1, rows)) for rows in chunks]).view_as(x)
 
     def _use_chunks(self, x: Tensor) -> bool:
         """Return whether the hidden layer would not fit the cache of a CPU.

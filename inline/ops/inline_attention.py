@@ -67,7 +67,7 @@ def inline_attention(
         key_mask = key_mask.repeat_interleave(q.shape[1], dim=0)
     # Heads are merged into the batch axis, so that baddbmm adds the mean within the product.
     flat_q, flat_k, flat_v = phi_q.flatten(0, 1), phi_k.flatten(0, 1), v.flatten(0, 1)
-    cov, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), scale, key_mask)
+    cov, _, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), scale, key_mask)
     out = torch.baddbmm(v_mean.to(v.dtype), flat_q, cov.to(flat_q.dtype))
     return out.view(*q.shape[:2], *out.shape[1:])
 
@@ -130,19 +130,21 @@ def inline_attention_from_tokens(
     """
     batch, _, channels = x.shape
     heads, dim = num_heads, v.shape[-1] // num_heads
-    cov, v_mean = covariance(x, v, dim**-0.5)
+    # The transpose of S, so that its rows are in the order of heads and none of the small matrices is copied
+    # for one image.
+    cov, v_mean, _ = covariance(v, x, dim**-0.5)
     with no_autocast(x.device):
-        # The columns of all images side by side, so that each head needs one product.
-        columns = cov.view(batch, channels, heads, dim).permute(2, 1, 0, 3).reshape(heads, channels, -1)
+        # The rows of all images below each other, so that each head needs one product.
+        rows = cov.view(batch, heads, dim, channels).transpose(0, 1).reshape(heads, -1, channels)
         head_q, head_k = (w.to(cov.dtype).reshape(heads, dim, channels) for w in (w_q, w_k))
-        head_cov = torch.bmm(head_k, columns)
-        mix = torch.bmm(head_q.transpose(1, 2), head_cov)
-        mix = mix.view(heads, channels, batch, dim).permute(2, 1, 0, 3).reshape(batch, channels, -1)
+        head_cov = torch.bmm(rows, head_k.transpose(1, 2))
+        mix = torch.bmm(head_cov, head_q)
+        mix = mix.view(heads, batch, dim, channels).transpose(0, 1).reshape(batch, -1, channels)
         row = v_mean
         if b_q is not None:
-            shift = torch.bmm(b_q.to(cov.dtype).view(heads, 1, dim), head_cov)
+            shift = torch.bmm(head_cov, b_q.to(cov.dtype).view(heads, dim, 1))
             row = row + shift.view(heads, batch, dim).transpose(0, 1).reshape(batch, 1, -1)
-    return torch.baddbmm(row.to(v.dtype), x, mix.to(x.dtype))
+    return torch.baddbmm(row.to(v.dtype), x, mix.to(x.dtype).transpose(1, 2))
 
 
 def inline_attention_from_tokens_naive(
@@ -164,8 +166,10 @@ def inline_attention_from_tokens_naive(
 
 def covariance(
     k: Tensor, v: Tensor, scale: float = 1.0, key_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return (s/N) Σ_j (k_j − k̄) (v_j − v̄)ᵀ as (B, d, e) and v̄ as (B, 1, e), in at least float32.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (s/N) Σ_j (k_j − k̄) (v_j − v̄)ᵀ as (B, d, e), k̄ as (B, 1, d) and v̄ as (B, 1, e).
+
+    All are in at least float32.
 
     Args:
         k: (B, N, d), zero at masked tokens.
@@ -176,13 +180,14 @@ def covariance(
     if key_mask is None and not _rounds_operands(k, v):
         # Subtracts the means from the small product instead of the tokens, which avoids a copy of them.
         count = k.shape[1]
-        k_sum, v_mean = k.sum(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
-        outer = k_sum.transpose(1, 2) * v_mean
+        k_mean, v_mean = k.mean(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
+        outer = k_mean.transpose(1, 2) * v_mean
         if is_symbolic(count):
             # AOTInductor does not support symbolic alpha and beta.
-            return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-1) * (scale / count), v_mean
+            return torch.bmm(k.transpose(1, 2), v) * (scale / count) - scale * outer, k_mean, v_mean
         # baddbmm applies alpha and beta for free.
-        return torch.baddbmm(outer, k.transpose(1, 2), v, beta=-scale / count, alpha=scale / count), v_mean
+        cov = torch.baddbmm(outer, k.transpose(1, 2), v, beta=-scale, alpha=scale / count)
+        return cov, k_mean, v_mean
     # In half precision and TF32 a small difference of large products would be lost to rounding, so both
     # sides are centred first; the rounding error of the means then enters only as a product of two errors.
     # Splitting 1/N between both sides keeps the sum within the range of float16.
@@ -191,7 +196,8 @@ def covariance(
     k_mean, v_mean = (t.sum(dim=1, keepdim=True, dtype=dtype) / num_keys for t in (k, v))
     root = inverse_sqrt_count(k, key_mask)
     k, v = ((t - mean.to(t.dtype)) * root for t, mean in ((k, k_mean), (v, v_mean)))
-    return (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale, v_mean
+    cov = (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale
+    return cov, k_mean, v_mean
 
 
 def _rounds_operands(k: Tensor, v: Tensor) -> bool:

@@ -7,6 +7,7 @@ from inline.models.layers.fast_paths import (
     is_plain,
     returns_new_tensor,
 )
+from inline.models.layers.fused_linear import linear, linear_gelu
 from inline.models.layers.patch_embed import (
     MAX_WIDTH,
     ConvEmbed,
@@ -40,6 +41,8 @@ __all__ = [
     'ignore_global_hooks',
     'is_marked_new',
     'is_plain',
+    'linear',
+    'linear_gelu',
     'map_to_tokens',
     'returns_new_tensor',
     'stripes',

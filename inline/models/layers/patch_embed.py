@@ -6,6 +6,7 @@ Also conversions between tokens (B, H·W, C) and maps (B, C, H, W).
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inline.models.layers.fused_linear import linear
 from inline.ops.symint import ceil_div, statically_true
 from inline.utils.arguments import check_range
 
@@ -55,7 +56,7 @@ class PatchMerging(nn.Module):
         hw = (x.shape[-2] // 2, x.shape[-1] // 2)
         # (B, C, h, row, w, column) → (B, h·w, column, row, C): Swin concatenates a patch column by column.
         x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 5, 3, 1)
-        return self.reduction(self.norm(x.flatten(3).flatten(1, 2))), hw
+        return linear(self.reduction, self.norm(x.flatten(3).flatten(1, 2))), hw
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:

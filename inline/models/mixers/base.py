@@ -7,7 +7,6 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
@@ -17,6 +16,7 @@ from inline.models.layers import (
     WindowPartition,
     full_map,
     is_marked_new,
+    linear,
     returns_new_tensor,
     stripes,
     swin_windows,
@@ -183,7 +183,7 @@ class AttentionMixer(nn.Module, ABC):
                 out = add_to_map(out, term, inplace)
             outs.append(inputs.windows.reverse(out))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
-        return self.proj(out if self.gate is None else out * self.gate(x))
+        return linear(self.proj, out if self.gate is None else out * self.gate(x))
 
     def partition_inputs(
         self, x: Tensor, hw: tuple[int, int], prenorm_x: Tensor | None = None
@@ -207,7 +207,7 @@ class AttentionMixer(nn.Module, ABC):
 
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:  # noqa: ARG002 (for subclasses)
         """Return values (B, P + H·W, C), and a function that computes queries and keys of the same shape."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = linear(self.qkv, x).chunk(3, dim=-1)
         return v, lambda: (q, k)
 
     def window_partitions(self, x: Tensor, hw: tuple[int, int]) -> tuple[WindowPartition, ...]:
@@ -261,11 +261,6 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(B, heads, N, d) → (B, N, heads·d)."""
     return x.transpose(1, 2).flatten(2)
-
-
-def linear_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Return only these output channels of a linear layer."""
-    return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
 def _partition_qk(make_qk: MakeQK, windows: WindowPartition, channels: slice) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from inline.models.layers import (
     WindowPartition,
     ignore_global_hooks,
     is_plain,
+    linear,
     returns_new_tensor,
 )
 from inline.models.mixers.base import (
@@ -22,7 +23,6 @@ from inline.models.mixers.base import (
     AttentionMixer,
     MakeQK,
     MixerOptions,
-    linear_rows,
     merge_heads,
 )
 from inline.models.mixers.registry import register_mixer
@@ -82,7 +82,7 @@ class InLineMixer(AttentionMixer):
         if not self._skips_qk(x, self.window_partitions(x, hw)[0]):
             return super().project(x, hw)
         dim = x.shape[-1]
-        v = linear_rows(self.qkv, x, slice(2 * dim, None))
+        v = linear(self.qkv, x, slice(2 * dim, None))
         return v, lambda: self.qkv(x)[..., : 2 * dim].chunk(2, dim=-1)
 
     @returns_new_tensor

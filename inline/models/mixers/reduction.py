@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from inline.models.layers import PatchEmbed, is_plain, map_to_tokens, tokens_to_map
-from inline.models.mixers.base import AttentionInputs, AttentionMixer, MakeQK, MixerOptions, linear_rows
+from inline.models.layers import PatchEmbed, is_plain, linear, map_to_tokens, tokens_to_map
+from inline.models.mixers.base import AttentionInputs, AttentionMixer, MakeQK, MixerOptions
 from inline.ops.symint import ceil_div
 from inline.utils.arguments import check_range, checked
 from inline.utils.errors import UserError
@@ -44,7 +44,7 @@ class ReducedMixer(AttentionMixer):
         dim = x.shape[-1]
         reduced, _ = self.reduction(tokens_to_map(x, hw))
         if is_plain(self.qkv, nn.Linear):
-            q, kv = linear_rows(self.qkv, x, slice(dim)), linear_rows(self.qkv, reduced, slice(dim, None))
+            q, kv = linear(self.qkv, x, slice(dim)), linear(self.qkv, reduced, slice(dim, None))
         else:
             q, kv = self.qkv(x)[..., :dim], self.qkv(reduced)[..., dim:]
         k, v = kv.chunk(2, dim=-1)

@@ -50,9 +50,9 @@ class SoftmaxMixer(ReducedMixer):
     @returns_new_tensor
     def attend(self, inputs: AttentionInputs) -> Tensor:
         q, k, v = inputs.heads()
-        if self.split_size is not None and inputs.windows.is_symbolic:
-            # torch.export cannot order the strides of an attention mask of symbolic size. Stripes only mask
-            # padding, and every stripe contains a token of the map, so a key mask is enough.
+        if self.split_size is not None:
+            # Stripes only mask padding, and every stripe contains a token of the map, so a key mask is
+            # enough. It is smaller than an attention mask, whose strides torch.export cannot order.
             return merge_heads(softmax_attention(q, k, v, key_mask=inputs.key_mask))
         bias, mask = self._bias(inputs.windows, q), inputs.windows.attention_mask(q.device)
         if mask is None:

@@ -1,0 +1,126 @@
+"""Linear layers through oneDNN: the same results, and only where nobody has changed or observes the layer."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from inline.models.block import Mlp
+from inline.models.layers import linear, linear_gelu
+from inline.models.layers.fused_linear import ONEDNN_FROM, _is_supported_cpu
+from tests.models.families import build
+
+OPERATOR = 'mkldnn::_linear_pointwise'
+TOKENS = ONEDNN_FROM + 1
+
+
+def uses_onednn(run: Callable[[], object]) -> bool:
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        run()
+    return any(event.key == OPERATOR for event in trace.key_averages())
+
+
+def make_layer(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(12, 20, bias=bias)
+
+
+INPUTS = {
+    'tokens': torch.randn(2, TOKENS, 12),
+    'few tokens': torch.randn(1, 3, 12),
+    'map as tokens': torch.randn(2, 12, TOKENS).transpose(1, 2),
+    'channels of a wider tensor': torch.randn(1, TOKENS, 36)[..., 12:24],
+    'rows': torch.randn(TOKENS, 12),
+    'no image': torch.randn(0, TOKENS, 12),
+}
+
+
+@pytest.mark.parametrize('bias', [False, True])
+@pytest.mark.parametrize('x', INPUTS.values(), ids=INPUTS)
+def test_results_are_those_of_the_formula(x: Tensor, bias: bool) -> None:
+    layer = make_layer(bias)
+    weight, offset = layer.weight.double(), layer.bias.double() if bias else 0.0
+    expected = x.double() @ weight.T + offset
+    with torch.no_grad():
+        for found, reference in (
+            (linear(layer, x), expected),
+            (linear(layer, x, slice(5, 15)), expected[..., 5:15]),
+            (linear_gelu(layer, x), F.gelu(expected)),
+        ):
+            assert found.is_contiguous()
+            torch.testing.assert_close(found.double(), reference, rtol=1e-5, atol=1e-6)
+
+
+def test_onednn_is_used_for_inference_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = make_layer(), INPUTS['tokens']
+    with torch.no_grad():
+        assert uses_onednn(lambda: linear(layer, x)) == _is_supported_cpu()
+        assert uses_onednn(lambda: linear_gelu(layer, x[:, :1])) == _is_supported_cpu()
+        assert not uses_onednn(lambda: linear(layer, x[:1, : ONEDNN_FROM - 1]))
+        assert not uses_onednn(lambda: linear_gelu(make_layer().double(), x.double()))
+        assert not uses_onednn(lambda: linear_gelu(make_layer().half(), x.half()))
+        with torch.autocast('cpu', torch.bfloat16):
+            assert not uses_onednn(lambda: linear_gelu(layer, x))
+        monkeypatch.setattr(torch._C, '_get_mkldnn_enabled', lambda: False)
+        assert not uses_onednn(lambda: linear_gelu(layer, x))
+        monkeypatch.undo()
+    # Its operator has no backward pass.
+    assert not uses_onednn(lambda: linear_gelu(layer, x).sum().backward())
+    assert layer.weight.grad is not None
+
+
+class Doubled(nn.Linear):
+    """Like a LoRA layer, it computes something else from its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_changed_and_observed_layers_are_called() -> None:
+    x = INPUTS['tokens']
+    with torch.no_grad():
+        layer = make_layer()
+        expected = layer(x)
+        doubled = Doubled(12, 20)
+        doubled.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(linear(doubled, x), 2 * expected)
+        torch.testing.assert_close(linear_gelu(doubled, x), F.gelu(2 * expected))
+        seen: list[Tensor] = []
+        layer.register_forward_hook(lambda _, __, out: seen.append(out))
+        found = linear_gelu(layer, x)
+    # The hook sees the output of the layer, before the GELU.
+    torch.testing.assert_close(seen, [expected])
+    torch.testing.assert_close(found, F.gelu(expected))
+
+
+def test_weights_changed_in_place_are_used() -> None:
+    """Also those changed through ``.data``, which has no version counter: nothing of the weight is cached."""
+    layer, x = make_layer(), INPUTS['tokens']
+    with torch.no_grad():
+        linear(layer, x)
+        layer.weight.data.mul_(2)
+        torch.testing.assert_close(linear(layer, x), F.linear(x, layer.weight, layer.bias))
+
+
+def test_flop_counters_count_the_product() -> None:
+    mlp, x = Mlp(12, 20), INPUTS['tokens']
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        mlp(x)
+    assert counter.get_total_flops() == 2 * (2 * x.shape[0] * TOKENS * 12 * 20)
+
+
+@pytest.mark.parametrize('family', ['InLineDeiT', 'InLineSwin', 'InLineCSwin'])
+def test_backbones_agree_with_float64(family: str) -> None:
+    """Without gradients, oneDNN computes the first layer of each MLP, and others with enough tokens."""
+    torch.manual_seed(0)
+    model, image = build(family).eval(), torch.randn(1, 3, 100, 132)
+    with torch.no_grad():
+        assert uses_onednn(lambda: model(image)) == _is_supported_cpu()
+        found = model(image)
+        expected = model.double()(image.double())
+    for ours, reference in zip(found, expected, strict=True):
+        assert (ours - reference).norm() < 1e-5 * reference.norm()
