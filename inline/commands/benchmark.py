@@ -26,8 +26,8 @@ from inline.benchmark.hardware import (
     prepare_for_timing,
 )
 from inline.benchmark.timing import AUTOCAST_DTYPES, BenchmarkSettings, measure_inference
-from inline.utils.arguments import check_choice
 from inline.models.backbones.common import MAX_IMAGE, MIN_SIZE
+from inline.utils.arguments import check_choice
 from inline.utils.atomic import make_folder
 from inline.utils.errors import OneLineParser, UserError
 from inline.utils.extras import require_extras

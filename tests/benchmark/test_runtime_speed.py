@@ -145,7 +145,7 @@ def test_process_measures_and_failures_become_notes(tmp_path: Path) -> None:
     [
         (['--runtimes', 'tensorrt'], "--runtimes 'tensorrt': choose one of eager-bf16, compiled, onnx"),
         (['--runtimes', '--models', 'inline-pvt-small'], "--models 'inline-pvt-small': choose one of DeiT-T"),
-        (['--runtimes', '--sizes', '8'], '--sizes 8: each side must be at least 32'),
+        (['--runtimes', '--sizes', '8'], '--sizes 8: each side must be from 32'),
         (['--sizes', '224'], '--sizes needs --runtimes'),
         (['--runtimes', '--redraw', 'a.csv'], '--redraw needs --figure FILE'),
     ],
