@@ -57,16 +57,18 @@ from inline.engine.terminal import FILE_ONLY, terminal_log
 from inline.engine.work_dir_lock import lock_work_dir
 from inline.openmmlab.patches import (
     apply_training_patches,
-    keep_batch_augments_uncompiled,
     provide_wandb_join,
     silence_pycocotools,
 )
+from inline.utils.arguments import check_names
 from inline.utils.atomic import check_links, make_folder
 from inline.utils.errors import UserError
 from inline.utils.nested import walk_dicts
 
 # MMEngine's visualization backends, by the package that each needs.
 LOGGERS = {'wandb': 'WandbVisBackend', 'mlflow': 'MLflowVisBackend'}
+# Arguments of torch.compile that the key compile may set.
+COMPILE_OPTIONS = ('fullgraph', 'dynamic', 'backend', 'mode', 'options', 'disable')
 # Short enough for MLflow's limit on parameters. The complete config is logged as text as well.
 _MLFLOW_KEYS = ('optim_wrapper', 'train_cfg', 'randomness')
 
@@ -225,9 +227,24 @@ def prepare_run(cfg: Config) -> None:
 
 def create_runner(cfg: Config) -> Runner:
     """Create the runner of a config after :func:`prepare_run`. It saves the config in the work directory."""
-    if cfg.get('compile') and cfg.default_scope == 'mmpretrain':
-        keep_batch_augments_uncompiled()
+    compile_backbone(cfg)
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def compile_backbone(cfg: Config) -> None:
+    """Replace the key ``compile`` by :class:`CompileBackboneHook`: only the backbone is compiled.
+
+    Necks, heads and losses of detectors have shapes that depend on the data, and inductor fails on Mixup.
+    The images of detectors differ in size from batch to batch, so their sizes are dynamic by default.
+    """
+    options = cfg.pop('compile', None)
+    if not options:
+        return
+    options = {} if options is True else dict(options)
+    check_names(options, COMPILE_OPTIONS, 'option', 'compile')
+    dynamic = True if cfg.get('default_scope') == 'mmdet' else None
+    hook = ConfigDict(type='inline.CompileBackboneHook', **{'dynamic': dynamic, **options})
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or ()), hook]
 
 
 def build_runner(cfg: Config) -> Runner:

@@ -66,8 +66,7 @@ class TerminalFilter(logging.Filter):
             return not (message.startswith(_NOISE) or message in reports)
         if record.module == 'logger_hook':
             return message.startswith(('Iter(', 'Epoch('))
-        # The first steps of a compiled model take minutes.
-        if message.startswith(('The best checkpoint', 'Model has been "compiled"')):
+        if message.startswith('The best checkpoint'):
             return True
         is_table = record.module.endswith('metric') or record.funcName == 'print_log'
         return record.pathname.startswith(_PACKAGE) or (self.with_tables and is_table)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from inline.models.layers import (
+    LayerNorm,
     has_hooks,
     is_marked_new,
     is_plain,
@@ -21,6 +22,7 @@ CHUNK_ABOVE = 7 * 2**20
 CHUNK_SIZE = 2**22
 # Tensors of at least this many elements are overwritten by residual adds; smaller ones stay in the cache.
 INPLACE_FROM = 2**15
+MAX_DIFFERENT_BLOCKS = 1000
 
 
 class Block(nn.Module):
@@ -30,18 +32,30 @@ class Block(nn.Module):
         self, dim: int, mixer: AttentionMixer, mlp_ratio: float, drop_path: float, norm_eps: float = 1e-5
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm1 = LayerNorm(dim, eps=norm_eps)
         self.mixer = mixer
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm2 = LayerNorm(dim, eps=norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """x (B, P + H·W, C) to the same shape."""
-        normed = self.norm1(x)
-        mixed = self.mixer(normed, hw, x) if self.mixer.needs_prenorm_input else self.mixer(normed, hw)
-        x = self._add_residual(x, self.drop_path(mixed), self.mixer, self.mixer.proj)
+        x = self._add_residual(x, self.drop_path(self._mix(x, hw)), self.mixer, self.mixer.proj)
         return self._add_residual(x, self.drop_path(self.mlp(self.norm2(x))), self.mlp, self.mlp.fc2)
+
+    def forward_scaled(
+        self, x: Tensor, hw: tuple[int, int], mixer_scale: Tensor | None, mlp_scale: Tensor | None
+    ) -> Tensor:
+        """Return :meth:`forward` with the branches multiplied by (B, 1, 1) instead of drop path."""
+        x = x + _scale(self._mix(x, hw), mixer_scale)
+        return x + _scale(self.mlp(self.norm2(x)), mlp_scale)
+
+    def _mix(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        normed = self.norm1(x)
+        mixed: Tensor = (
+            self.mixer(normed, hw, x) if self.mixer.needs_prenorm_input else self.mixer(normed, hw)
+        )
+        return mixed
 
     def _add_residual(self, x: Tensor, out: Tensor, branch: nn.Module, last: nn.Module) -> Tensor:
         """Return x + out, where ``out`` comes from the layer ``last`` of ``branch`` through drop path.
@@ -97,15 +111,52 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
+        if not self.is_active:
             return x
-        keep = 1 - self.rate
         # Dividing by the keep probability preserves the expected value.
-        mask = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(keep)
-        return x * mask / keep
+        return x * self._sample(x) / (1 - self.rate)
+
+    def sample_scale(self, x: Tensor) -> Tensor | None:
+        """Return random factors (B, 1, …) of the images of x, as :meth:`forward` applies; None for ones."""
+        return self._sample(x) / (1 - self.rate) if self.is_active else None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether branches are dropped."""
+        return self.training and self.rate != 0
+
+    def _sample(self, x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(1 - self.rate)
 
     def extra_repr(self) -> str:
         return f'rate={self.rate:.3f}'
+
+
+def _scale(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else x * scale
+
+
+def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Return ``block(x, hw)``; torch.compile compiles blocks of equal structure only once."""
+    if (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and is_plain(block, Block)
+        and is_plain(block.drop_path, DropPath)  # type: ignore[arg-type]
+    ):
+        # Random numbers are drawn outside: the rates of the blocks differ.
+        scales = [block.drop_path.sample_scale(x) for _ in range(2)]  # type: ignore[operator]
+        return _block_region(block, x, *hw, *scales)  # type: ignore[arg-type]
+    out: Tensor = block(x, hw)
+    return out
+
+
+# The limit of different blocks is a safeguard of torch that raises an error.
+@torch.compiler.nested_compile_region(max_reuse_entries=MAX_DIFFERENT_BLOCKS)
+def _block_region(
+    block: Block, x: Tensor, height: int, width: int, mixer_scale: Tensor | None, mlp_scale: Tensor | None
+) -> Tensor:
+    return block.forward_scaled(x, (height, width), mixer_scale, mlp_scale)
 
 
 def drop_path_rates(last: float, depths: tuple[int, ...]) -> list[list[float]]:

@@ -356,18 +356,6 @@ def renumber_annotation_zero() -> None:
     COCOeval.__init__ = renumber_and_init
 
 
-def keep_batch_augments_uncompiled() -> None:
-    """Run Mixup and CutMix in eager mode in a compiled model.
-
-    Reason: torch's inductor fails on their random permutation, ``x[torch.randperm(n), :]``. Remove when the
-    test in ``tests/openmmlab/test_patches.py`` compiles without it.
-    """
-    import torch
-    from mmpretrain.models.utils.batch_augments import RandomBatchAugment
-
-    RandomBatchAugment.__call__ = torch.compiler.disable(RandomBatchAugment.__call__)
-
-
 def provide_wandb_join() -> None:
     """Add ``wandb.join`` to versions of wandb that have ``wandb.finish`` only.
 

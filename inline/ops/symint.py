@@ -1,8 +1,9 @@
 """Sizes under tracing: a size may be a symbol that stands for any number.
 
-With dynamic shapes, torch.export passes sizes as ``torch.SymInt``, and torch.jit.trace passes tensors. A
-Python branch on such a size would fix the traced program to the branch that was taken. Code that branches on
-sizes calls these functions instead. For plain integers they return what the Python operators would.
+With dynamic shapes, torch.compile and torch.export pass sizes as ``torch.SymInt``, and torch.jit.trace passes
+tensors. A Python branch on such a size would fix the traced program to the branch that was taken;
+torch.compile would compile again for sizes that take another one. Code that branches on sizes calls these
+functions instead. For plain integers they return what the Python operators would.
 """
 
 import torch
@@ -18,8 +19,8 @@ def is_tracing() -> bool:
 
 def is_symbolic(*sizes: int) -> bool:
     """Return whether any of the sizes is symbolic."""
-    if torch.compiler.is_exporting():
-        # In strict mode, a symbol is an instance of int.
+    if torch.compiler.is_compiling():
+        # In torch.compile and in torch.export's strict mode, a symbol is an instance of int.
         from torch.fx.experimental.symbolic_shapes import has_static_value
 
         return not all(has_static_value(size) for size in sizes)
@@ -28,7 +29,7 @@ def is_symbolic(*sizes: int) -> bool:
 
 def statically_true(condition: bool) -> bool:
     """Return whether the condition holds for every value of the symbols in it."""
-    if torch.compiler.is_exporting() or isinstance(condition, torch.SymBool):
+    if torch.compiler.is_compiling() or isinstance(condition, torch.SymBool):
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
         return statically_known_true(condition)
@@ -38,7 +39,7 @@ def statically_true(condition: bool) -> bool:
 
 def size_hint(size: int) -> int:
     """Return the value of a symbol in the traced example, to choose between two equivalent code paths."""
-    if torch.compiler.is_exporting() or isinstance(size, torch.SymInt):
+    if torch.compiler.is_compiling() or isinstance(size, torch.SymInt):
         from torch.fx.experimental.symbolic_shapes import optimization_hint
 
         return optimization_hint(size)

@@ -50,7 +50,7 @@ def test_inline_is_counted_through_queries_and_keys(side: int) -> None:
     total = count_flops(mixer, lambda: mixer(x, (side, side)))[-1].multiply_adds
     # Projections, covariance and output.
     assert total == n * dim * 4 * dim + 2 * n * dim * (dim // heads)
-    assert mixer.tokens_per_channel == InLineMixer.tokens_per_channel
+    assert mixer.min_tokens == InLineMixer.tokens_per_channel * dim
 
 
 def test_softmax_is_counted_as_quadratic() -> None:

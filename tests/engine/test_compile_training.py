@@ -1,36 +1,62 @@
-"""Training a compiled model with Mixup."""
+"""The key ``compile``: training of a classifier, a detector and a segmentor with a compiled backbone."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
+from mmengine.config import Config
 
-from tests.conftest import run_tool
+from inline.engine.launch import compile_backbone
+from inline.utils.errors import UserError
+from tests.engine.short_runs import short_run, train
 
-CONFIG = 'configs/digits_quick/inline-pvt-nano_digits.py'
+MIXUP = {'model.train_cfg': {'augments': [{'type': 'Mixup', 'alpha': 0.8}]}}
+RUNS: dict[str, dict[str, Any]] = {
+    'inline-pvt-nano_digits': MIXUP,
+    'retinanet_inline-pvt-nano_digits': {},
+    'semantic-fpn_inline-pvt-nano_digits': {},
+}
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_with_mixup(digit_scenes: Path, tmp_path: Path) -> None:
-    """With the eager backend: a real compilation takes minutes."""
-    config = tmp_path / 'mixed.py'
-    config.write_text(
-        f"_base_ = '{Path(CONFIG).resolve()}'\n"
-        # One stage: tracing takes seconds per block.
-        'model = dict(backbone=dict(out_indices=(0,)), head=dict(in_channels=24),'
-        "             train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8)]))\n"
-        "compile = dict(backend='eager')\n"
-    )
-    options = [
-        f'train_dataloader.dataset.data_root={digit_scenes / "classification"}',
-        'train_dataloader.num_workers=0',
-        'train_dataloader.persistent_workers=False',
-        'train_dataloader.batch_size=2',
-        'train_cfg.max_iters=2',
-        'default_hooks.logger.interval=1',
-    ]
-    done = run_tool(
-        'tools/train.py', config, '--no-validate', '--work-dir', tmp_path / 'run', '--cfg-options', *options
-    )
-    assert done.returncode == 0, done.stderr
-    assert 'has been "compiled"' in done.stdout + done.stderr
-    assert (tmp_path / 'run' / 'iter_2.pth').exists()
+@pytest.mark.parametrize('name', RUNS)
+def test_training_with_a_compiled_backbone_has_the_same_losses(
+    name: str, digit_scenes: Path, tmp_path: Path
+) -> None:
+    """With aot_eager, which traces forward and backward pass as inductor does but generates no code."""
+    losses = []
+    for compiled in (False, {'backend': 'aot_eager'}):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        work_dir = tmp_path / str(bool(compiled))
+        cfg = short_run(name, digit_scenes, work_dir, **{'train_cfg.max_iters': 2, **RUNS[name]})
+        cfg.compile = compiled
+        losses.append(train(cfg, total_batch=2)[1])
+        graphs = torch._dynamo.utils.counters['stats']['unique_graphs']
+        assert (graphs > 0) == bool(compiled)
+    assert len(losses[0]) == 2
+    for step, expected in zip(*losses, strict=True):
+        assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_compile_becomes_a_hook_that_the_config_shows() -> None:
+    for given, scope, expected in (
+        (True, 'mmpretrain', {'dynamic': None}),
+        (True, 'mmdet', {'dynamic': True}),
+        ({'dynamic': False, 'mode': 'max-autotune'}, 'mmseg', {'dynamic': False, 'mode': 'max-autotune'}),
+    ):
+        cfg = Config({'default_scope': scope, 'compile': given, 'custom_hooks': [{'type': 'Other'}]})
+        compile_backbone(cfg)
+        assert 'compile' not in cfg
+        assert cfg.custom_hooks == [{'type': 'Other'}, {'type': 'inline.CompileBackboneHook', **expected}]
+    for off in (False, None, {}):
+        cfg = Config({'default_scope': 'mmdet', 'compile': off})
+        compile_backbone(cfg)
+        assert not cfg.get('custom_hooks')
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(UserError, match="unknown option 'target' of compile: it takes fullgraph, dynamic"):
+        compile_backbone(Config({'default_scope': 'mmdet', 'compile': {'target': 'forward'}}))

@@ -1,14 +1,23 @@
-"""Every family compiles to one graph with dynamic image sizes."""
+"""torch.compile: one graph, one program for all sizes, equal blocks compiled once, results of eager mode."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+import torch.fx.experimental._config as shape_config
+from torch import Tensor, nn
 
+from inline.models import InLineDeiT, InLinePVT
+from inline.models.mixers.registry import MIXERS
 from tests.models.families import FAMILIES, build
 
 STAGE = {'embed_dims': (8,), 'depths': (1,), 'num_heads': (2,), 'mlp_ratios': (2,)}
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     'InLineDeiT': {'embed_dims': 8, 'depth': 1, 'num_heads': 2},
     'InLinePVT': STAGE,
+    # InLine, and shifted windows.
     'InLineSwin': {**STAGE, 'depths': (2,), 'inline_depths': (1,)},
     # A stage with InLine and a stage with stripes.
     'InLineCSwin': {
@@ -21,15 +30,106 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    # Height and width that are equal in the first call are not one size.
+    with shape_config.patch(use_duck_shape=False):
+        yield
+    torch.compiler.set_stance('default')
+
+
+def small(family: str, **options: Any) -> nn.Module:
+    arch = SMALL[family]
+    return build(family, arch=arch, out_indices=(len(arch.get('depths', (1,))) - 1,), **options)
+
+
+def outputs_and_gradients(model: nn.Module, images: Tensor, source: nn.Module) -> list[Tensor]:
+    (out,) = model(images)
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(out.shape, generator=generator)
+    return [out.detach(), *torch.autograd.grad(out, list(source.parameters()), grad)]
+
+
+def assert_agrees(compiled: nn.Module, model: nn.Module, *shapes: tuple[int, int, int]) -> None:
+    for batch, height, width in shapes:
+        images = torch.randn(batch, 3, height, width)
+        found, expected = (outputs_and_gradients(m, images, model) for m in (compiled, model))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
-def test_family_compiles_without_graph_breaks(family: str) -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    arch = SMALL[family]
-    model = build(family, arch=arch, out_indices=(len(arch.get('depths', (1,))) - 1,))
-    # The eager backend checks tracing only, which is the part that can break.
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend='eager')
-    for size in ((2, 3, 128, 96), (3, 3, 160, 96)):
-        image = torch.randn(size)
-        torch.testing.assert_close(compiled(image), model(image), rtol=1e-4, atol=1e-5)
+def test_one_program_for_all_sizes_and_batches(family: str) -> None:
+    model = small(family)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend='aot_eager')
+    assert_agrees(compiled, model, (2, 128, 128))
+    torch.compiler.set_stance('fail_on_recompile')
+    # Maps that windows and stripes divide, and maps that they do not.
+    assert_agrees(compiled, model, (3, 160, 96), (2, 100, 130))
+
+
+class Graphs:
+    """A backend that runs graphs as they are and records which of their nested regions are called."""
+
+    def __init__(self) -> None:
+        self.regions: list[str] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if node.target is torch.ops.higher_order.invoke_subgraph:
+                self.regions.append(node.args[1])
+        return graph.forward
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_equal_blocks_are_compiled_once(dynamic: bool) -> None:
+    """The first block drops no path and is therefore alone; torch inlines regions that occur only once."""
+    graphs = Graphs()
+    model = InLineDeiT({**SMALL['InLineDeiT'], 'depth': 4}, img_size=64, drop_path_rate=0.3)
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend=graphs)
+    compiled(torch.randn(2, 3, 64, 64))
+    assert len(graphs.regions) == 3
+    assert len(set(graphs.regions)) == 1
+
+
+def test_blocks_with_hooks_are_compiled_with_them() -> None:
+    graphs = Graphs()
+    model = InLineDeiT({**SMALL['InLineDeiT'], 'depth': 3}, img_size=64).eval()
+    images = torch.randn(1, 3, 64, 64)
+    plain = model(images)[0]
+    model.blocks[1].register_forward_hook(lambda *args: 3 * args[2])
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    torch.testing.assert_close(compiled(images), model(images))
+    assert not torch.allclose(compiled(images)[0], plain)
+    assert len(graphs.regions) == 2
+
+
+@pytest.mark.slow
+def test_dropped_paths_of_a_compiled_model_are_all_or_nothing() -> None:
+    model = InLineDeiT({**SMALL['InLineDeiT'], 'depth': 2}, img_size=32, drop_path_rate=0.5)
+    compiled = torch.compile(model, fullgraph=True, backend='eager')
+    images = torch.randn(1, 3, 32, 32).expand(64, -1, -1, -1)
+    outs = {tuple(out.flatten().tolist()) for out in compiled(images)[0].detach().round(decimals=4)}
+    # Each of the two branches of the last block is dropped or kept.
+    assert len(outs) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mixer', MIXERS)
+def test_every_mixer_compiles_to_one_graph(mixer: str) -> None:
+    model = InLinePVT(STAGE, img_size=64, out_indices=(0,), mixers={'type': mixer}).eval()
+    compiled = torch.compile(model, fullgraph=True, backend='eager')
+    images = torch.randn(2, 3, 64, 32)
+    torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_windows_compiled_by_inductor_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward pass; without optimisation by the C++ compiler, which takes most of the time."""
+    monkeypatch.setenv('TORCHINDUCTOR_DEBUG_COMPILE', '1')
+    monkeypatch.setenv('TORCHINDUCTOR_COMPILE_THREADS', '1')
+    model = build('InLineSwin', arch={**STAGE, 'inline_depths': (0,)}, out_indices=(0,))
+    assert_agrees(torch.compile(model, fullgraph=True, dynamic=False), model, (2, 40, 32))

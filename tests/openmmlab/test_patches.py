@@ -151,28 +151,6 @@ def average_precision(evaluator: Any) -> float:
     return float(evaluator.eval['precision'][:, :, 0, 0, -1].mean())
 
 
-@pytest.mark.slow
-def test_mixup_in_a_compiled_model_needs_a_patch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the first call no longer fails, the patch can be removed."""
-    from mmpretrain.models.utils.batch_augments import Mixup, RandomBatchAugment
-
-    augment = RandomBatchAugment(Mixup(alpha=0.8))
-    images, scores = torch.rand(4, 3, 8, 8), torch.eye(4)
-
-    def mix(images: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mixed, labels = augment(images, scores)
-        return 2 * mixed, labels
-
-    with pytest.raises(RuntimeError, match=r'(?i)inductor'):
-        torch.compile(mix)(images, scores)
-    torch.compiler.reset()
-    monkeypatch.setattr(RandomBatchAugment, '__call__', RandomBatchAugment.__call__)
-    patches.keep_batch_augments_uncompiled()
-    mixed, labels = torch.compile(mix)(images, scores)
-    assert mixed.shape == images.shape
-    assert labels.shape == scores.shape
-
-
 def test_mmcv_has_its_compiled_operators() -> None:
     done = subprocess.run(
         [sys.executable, '-m', 'inline.openmmlab.patches'], capture_output=True, text=True, check=False

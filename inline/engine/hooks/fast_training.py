@@ -49,18 +49,26 @@ class ProgressiveResizeHook(Hook):
 class CompileBackboneHook(Hook):
     """Compile the backbone for training with ``torch.compile``; validate in eager mode.
 
-    Every new batch shape triggers a recompilation, which takes a minute or two. Use a batch size that divides
-    the dataset, or drop the last batch.
+    Compiling takes a minute or two. With ``dynamic=False`` every new shape of a batch compiles again; use a
+    batch size that divides the dataset, or drop the last batch. With ``dynamic=True`` one program serves all
+    image sizes and batches; None starts with the shape of the first batch and adds such a program for the
+    second shape.
 
     Args:
         options: Arguments of ``torch.compile``.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = {'dynamic': False, **options}
+        self.options = {'dynamic': False, 'fullgraph': True, **options}
 
     def before_train(self, runner: Runner) -> None:
+        if self.options['dynamic'] is not False:
+            import torch.fx.experimental._config as shape_config
+
+            # Otherwise sizes that are equal in the first batch, such as height and width, are one size.
+            shape_config.use_duck_shape = False
         find_backbone(runner.model).compile(**self.options)
+        runner.logger.info('The backbone is compiled in the first step, which can take minutes.')
 
     def before_val(self, runner: Runner) -> None:  # noqa: ARG002 (MMEngine's signature)
         torch.compiler.set_stance('force_eager')

@@ -103,7 +103,12 @@ def check_image_size(x: Tensor) -> None:
         # torch.fx.symbolic_trace knows no sizes, and a branch on them would end it.
         return
     height, width = x.shape[-2:]
-    if statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE):
+    if torch.compiler.is_exporting():
+        too_small = statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE)
+    else:
+        # torch.compile compiles again for smaller images, and knows of others that no map is empty.
+        too_small = height < MIN_SIZE or width < MIN_SIZE
+    if too_small:
         raise TooSmallError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
 
 

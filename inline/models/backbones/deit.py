@@ -18,7 +18,7 @@ from inline.models.backbones.common import (
     resolve_img_size,
     resolve_out_indices,
 )
-from inline.models.block import Block, drop_path_rates
+from inline.models.block import Block, drop_path_rates, run_block
 from inline.models.layers import MAX_WIDTH, ClassToken, PatchEmbed, PositionEmbedding, tokens_to_map
 from inline.models.mixers import AttentionMixer, build_mixer, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
@@ -139,8 +139,7 @@ class InLineDeiT(Backbone):
         if self.with_cp and self.training:
             recomputed: Tensor = checkpoint(block, tokens, hw, use_reentrant=False)
             return recomputed
-        out: Tensor = block(tokens, hw)
-        return out
+        return run_block(block, tokens, hw)
 
     def prune(self, last: int, prune_norm: bool) -> None:
         """Delete the blocks after `last`, and with `prune_norm` the final norm."""

@@ -16,7 +16,7 @@ from inline.models.backbones.common import (
     init_weights,
     resolve_out_indices,
 )
-from inline.models.block import Block, drop_path_rates
+from inline.models.block import Block, drop_path_rates, run_block
 from inline.models.layers import MAX_WIDTH, tokens_to_map
 from inline.models.mixers import build_mixer, default_mixers, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
@@ -81,7 +81,11 @@ class Stage(nn.Module):
         if self.position is not None:
             tokens = self.position(tokens, hw)
         for block in self.blocks:
-            tokens = checkpoint(block, tokens, hw, use_reentrant=False) if with_cp else block(tokens, hw)
+            tokens = (
+                checkpoint(block, tokens, hw, use_reentrant=False)
+                if with_cp
+                else run_block(block, tokens, hw)
+            )
         return tokens_to_map(tokens, hw)
 
 

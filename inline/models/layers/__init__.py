@@ -8,6 +8,7 @@ from inline.models.layers.fast_paths import (
     returns_new_tensor,
 )
 from inline.models.layers.fused_linear import linear, linear_gelu
+from inline.models.layers.norm import LayerNorm
 from inline.models.layers.patch_embed import (
     MAX_WIDTH,
     ConvEmbed,
@@ -29,6 +30,7 @@ __all__ = [
     'MAX_WIDTH',
     'ClassToken',
     'ConvEmbed',
+    'LayerNorm',
     'LocallyEnhancedPosition',
     'PatchEmbed',
     'PatchMerging',

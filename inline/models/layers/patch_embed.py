@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inline.models.layers.fused_linear import linear
+from inline.models.layers.norm import LayerNorm
 from inline.ops.symint import ceil_div, statically_true
 from inline.utils.arguments import check_range
 
@@ -27,7 +28,7 @@ class ConvEmbed(nn.Module):
         check_range('in_channels', in_channels, 1, MAX_WIDTH)
         self.stride = stride
         self.proj = nn.Conv2d(in_channels, dim, kernel_size, stride, padding)
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.norm = LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
@@ -47,7 +48,7 @@ class PatchMerging(nn.Module):
 
     def __init__(self, in_channels: int, dim: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * in_channels)
+        self.norm = LayerNorm(4 * in_channels)
         self.reduction = nn.Linear(4 * in_channels, dim, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from inline.models.layers.fast_paths import cache_by_size
 from inline.ops.symint import ceil_div, is_symbolic, statically_true, sym_max, sym_min
 
-# Value of padded positions. It must not affect any result: tests set it to NaN.
-PAD_VALUE = 0.0
+# Value of padded positions. It must not affect any result: tests set it to NaN. An integer, because
+# torch.compile(dynamic=True) does not treat float globals as constants.
+PAD_VALUE: float = 0
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class WindowPartition:
         """(B, H·W, C) → (B·num_windows, h·w, C), the windows of an image in row-major order."""
         if self.is_full_map:
             return x
-        if _is_compiling():
-            return _partition_op(x, *self._sizes, self.wrap, PAD_VALUE if fill is None else fill)
         if self.is_symbolic:
+            if _is_compiling():
+                return _partition_op(x, *self._sizes, self.wrap, PAD_VALUE if fill is None else fill)
             rows, columns = self._source_coordinates(x.device)
             index = rows.clamp(0, self.hw[0] - 1) * self.hw[1] + columns.clamp(0, self.hw[1] - 1)
             x = x.index_select(1, index)
@@ -74,9 +75,9 @@ class WindowPartition:
         """(B·num_windows, h·w, C) → (B, H·W, C), without padding."""
         if self.is_full_map:
             return windows
-        if _is_compiling():
-            return _reverse_op(windows, *self._sizes, self.wrap)
         if self.is_symbolic:
+            if _is_compiling():
+                return _reverse_op(windows, *self._sizes, self.wrap)
             x = windows.reshape(-1, self.num_windows * self.window[0] * self.window[1], windows.shape[2])
             return x.index_select(1, self._target_indices(windows.device))
         (top, left), (height, width) = self._offset, self._padded
@@ -235,8 +236,8 @@ def stripes(hw: tuple[int, int], width: int) -> tuple[WindowPartition, WindowPar
     )
 
 
-# Under torch.compile, partition and reverse are opaque custom operators with known output shapes.
-# Tracing the views of padded and shifted maps for every size would take minutes.
+# For torch.compile with dynamic sizes, partition and reverse are opaque custom operators with known output
+# shapes: tracing the views of padded and shifted maps of every size takes minutes. Fixed sizes use the views.
 def _is_compiling() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 

@@ -77,9 +77,11 @@ class InLineMixer(AttentionMixer):
         self.normalization = 'subtraction' if injective else 'division'
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.needs_prenorm_input = residual and mean_before_norm
+        # An integer, because torch.compile(dynamic=True) does not treat float attributes as constants.
+        self.min_tokens: float = math.ceil(self.tokens_per_channel * dim)
 
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
-        if not self._skips_qk(x, self.window_partitions(x, hw)[0]):
+        if not self._skips_qk(self.window_partitions(x, hw)[0]):
             return super().project(x, hw)
         dim = x.shape[-1]
         v = linear(self.qkv, x, slice(2 * dim, None))
@@ -87,7 +89,7 @@ class InLineMixer(AttentionMixer):
 
     @returns_new_tensor
     def attend(self, inputs: AttentionInputs) -> Tensor:
-        if inputs.queries_from_x and self._skips_qk(inputs.x, inputs.windows):
+        if inputs.queries_from_x and self._skips_qk(inputs.windows):
             w_q, w_k, _ = self.qkv.weight.chunk(3)
             return inline_attention_from_tokens(
                 inputs.tokens,
@@ -126,14 +128,14 @@ class InLineMixer(AttentionMixer):
             key_mask=inputs.key_mask,
         )
 
-    def _skips_qk(self, x: Tensor, windows: WindowPartition) -> bool:
-        """Return whether attention within these windows of x (B, P + H·W, C) needs no queries and keys.
+    def _skips_qk(self, windows: WindowPartition) -> bool:
+        """Return whether attention within these windows needs no queries and keys.
 
         The fast path reads the weight of ``qkv`` directly, so ``qkv`` must be a plain linear layer.
         """
         if not self.injective or self.kernel != 'identity' or windows.is_padded:
             return False
-        if size_hint(math.prod(windows.window)) < self.tokens_per_channel * x.shape[-1]:
+        if size_hint(math.prod(windows.window)) < self.min_tokens:
             return False
         return is_plain(self.qkv, nn.Linear)
 
@@ -156,8 +158,8 @@ def flop_counting(model: nn.Module) -> Iterator[None]:
         stack.enter_context(ignore_global_hooks())
         for module in model.modules():
             if isinstance(module, InLineMixer):
-                stack.callback(setattr, module, 'tokens_per_channel', module.tokens_per_channel)
-                module.tokens_per_channel = math.inf
+                stack.callback(setattr, module, 'min_tokens', module.min_tokens)
+                module.min_tokens = math.inf
         yield
 
 

@@ -1,5 +1,6 @@
 """Images that grow during training, and the compiled backbone."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_only_training_runs_the_compiled_backbone() -> None:
     model.student = nn.Module()
     model.student.backbone = Backbone()
     names = list(model.state_dict())
-    runner = SimpleNamespace(model=model)
+    runner = SimpleNamespace(model=model, logger=logging.getLogger('test'))
     hook = CompileBackboneHook(backend=backend)
     hook.before_train(runner)
     inputs = torch.rand(1, 2)
