@@ -156,6 +156,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     'python tools/profile_train.py *': (
         'tests/tools/test_benchmark.py::test_phases_of_a_training_step_are_listed',
     ),
+    'python tools/train.py configs/digits_quick/*inline-pvt-nano_digits.py --cfg-options compile=True': (
+        'tests/engine/test_compile_training.py::test_training_with_a_compiled_backbone_has_the_same_losses',
+    ),
+    'python -m benchmarks.compile *': (
+        'tests/benchmarks/test_compile_benchmark.py::test_a_row_has_time_agreement_and_recompilations',
+        'tests/benchmarks/test_compile_benchmark.py::test_rows_of_a_file_are_replaced_in_order',
+    ),
     'python -m benchmarks.ops *': (
         'tests/benchmarks/test_op_timings.py::test_command_writes_a_row_per_peer_and_pass',
     ),

@@ -63,7 +63,9 @@ def assert_agrees(compiled: nn.Module, model: nn.Module, *shapes: tuple[int, int
 @pytest.mark.parametrize('family', FAMILIES)
 def test_one_program_for_all_sizes_and_batches(family: str) -> None:
     model = small(family)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend='aot_eager')
+    # aot_eager also traces the backward pass, which takes several times as long.
+    backend = 'aot_eager' if family == 'InLineSwin' else 'eager'
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
     assert_agrees(compiled, model, (2, 128, 128))
     torch.compiler.set_stance('fail_on_recompile')
     # Maps that windows and stripes divide, and maps that they do not.

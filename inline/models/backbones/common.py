@@ -103,11 +103,11 @@ def check_image_size(x: Tensor) -> None:
         # torch.fx.symbolic_trace knows no sizes, and a branch on them would end it.
         return
     height, width = x.shape[-2:]
-    if torch.compiler.is_exporting():
-        too_small = statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE)
-    else:
-        # torch.compile compiles again for smaller images, and knows of others that no map is empty.
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        # A guard: torch.compile then knows that no map is empty, and traces again for smaller images.
         too_small = height < MIN_SIZE or width < MIN_SIZE
+    else:
+        too_small = statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE)
     if too_small:
         raise TooSmallError(f'image of {height}×{width} pixels: each side must be at least {MIN_SIZE}')
 
