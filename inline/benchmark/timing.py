@@ -58,11 +58,14 @@ def interleave(
     repetitions: int,
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    warm_up: int = 1,
+    cuda_events: bool = False,
 ) -> dict[str, Timing]:
     """Time several functions alternately: other load on the machine then affects all of them alike.
 
     Each repetition has a random order, because the predecessor of a function affects its cache hits.
-    One call of each function, to warm up, is not timed.
+    The first calls of each function, to warm up, are not timed.
 
     Args:
         runs: Functions by name.
@@ -70,21 +73,35 @@ def interleave(
         device: Device that the functions use.
         clock: ``time.process_time`` excludes the time of other processes on a busy machine; use it only
             with one thread.
+        warm_up: Number of calls of each function before.
+        cuda_events: Measure between events on the GPU instead of with the clock.
     """
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     order = random.Random(0)
-    for name in names:
+    for name in names * warm_up:
         runs[name]()
     for _ in range(repetitions):
         order.shuffle(names)
         for name in names:
             _synchronize(device)
+            if cuda_events:
+                seconds[name].append(_seconds_between_events(runs[name]))
+                continue
             start = clock()
             runs[name]()
             _synchronize(device)
             seconds[name].append(clock() - start)
     return {name: Timing(tuple(seconds[name])) for name in runs}
+
+
+def _seconds_between_events(run: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def peak_memory(run: Run, device: torch.device) -> int:

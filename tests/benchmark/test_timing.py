@@ -23,6 +23,35 @@ def test_runs_are_interleaved_in_random_order() -> None:
     assert all(len(timing.seconds) == 6 for timing in timings.values())
 
 
+def test_runs_are_timed_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With events whose clock advances in the runs only, as a GPU's."""
+    clock = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.time = clock[0]
+
+        def synchronize(self) -> None:
+            assert self.time == clock[0]
+
+        def elapsed_time(self, end: 'Event') -> float:
+            return end.time - self.time
+
+    monkeypatch.setattr(torch.cuda, 'Event', Event)
+    monkeypatch.setattr(torch.cuda, 'synchronize', lambda _: None)
+    runs = {
+        name: lambda milliseconds=milliseconds: clock.__setitem__(0, clock[0] + milliseconds)
+        for name, milliseconds in (('fast', 2.0), ('slow', 6.0))
+    }
+    timings = interleave(runs, 3, torch.device('cuda'), warm_up=4, cuda_events=True)
+    assert timings['fast'].seconds == pytest.approx([0.002] * 3)
+    assert timings['slow'].seconds == pytest.approx([0.006] * 3)
+    assert clock[0] == pytest.approx(7 * (2 + 6))
+
+
 def test_speedup_is_robust_to_load_that_affects_both_runs() -> None:
     # Other load slows the last two repetitions down fourfold.
     ours, theirs = Timing((1.0, 1.0, 1.0, 4.0, 4.0)), Timing((2.0, 2.0, 2.0, 8.0, 8.0))
