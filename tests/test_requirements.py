@@ -91,8 +91,8 @@ def test_pinned_versions_satisfy_the_extras() -> None:
         for name in ('requirements.txt', 'constraints.txt')
         for line in (ROOT / name).read_text().split('\n')
     ]
-    pins = dict(line.split('==') for line in lines if '==' in line and not line.startswith('#'))
-    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    pins = [Requirement(line) for line in lines if '==' in line and not line.startswith('#')]
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix('==') for pin in pins}
     for needs in read_extras().values():
         for name, need in needs.items():
             if name != 'inline-attention':

@@ -1,6 +1,7 @@
 """Attention maths: pure functions on tensors, each fast path next to its naive reference."""
 
 from inline.ops.agent_attention import agent_attention, agent_attention_naive, agent_attention_weights
+from inline.ops.backend import use_triton
 from inline.ops.circulant_attention import (
     circulant_attention,
     circulant_attention_naive,
@@ -101,4 +102,5 @@ __all__ = [
     'transnormer_attention',
     'transnormer_attention_naive',
     'transnormer_attention_weights',
+    'use_triton',
 ]

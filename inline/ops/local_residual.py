@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inline.ops.backend import uses_triton
 from inline.ops.symint import is_symbolic
 from inline.ops.tokens import count_prefix, zero_masked
 
@@ -37,6 +38,10 @@ def local_residual(
     Returns:
         (B, H·W, C).
     """
+    if uses_triton(v.device):
+        from inline.ops.triton_local_residual import local_residual_triton
+
+        return local_residual_triton(v, weight, hw, bias=bias, key_mask=key_mask)
     prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]

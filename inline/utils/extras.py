@@ -41,6 +41,7 @@ EXTRAS = {
         {name: name for name in ('onnx', 'onnxscript', 'onnxruntime', 'openvino', 'nncf')},
     ),
     'serve': Extra('web demo', {'gradio': 'gradio'}),
+    'gpu': Extra('Triton kernels', {'triton': 'triton'}),
     'timm': Extra('models in timm', {'timm': 'timm'}),
     'hub': Extra(
         'Hugging Face, safetensors',
