@@ -2,9 +2,9 @@
 """Update the tables of the README and docs/ from the data in results/.
 
 A table is between ``<!-- table: SOURCE -->`` and ``<!-- end of table -->``. SOURCE is a CSV file of the
-repository, the name of a table of tools/reproduce.py (expected and measured numbers), or ``models`` or
-``transfer``, the short tables of the README, ``runtimes``, or ``ablation/TABLE/DATASET`` or
-``verdicts/TABLE/DATASET``.
+repository, the name of a table of tools/reproduce.py (expected and measured numbers), ``models`` or
+``transfer``, the short tables of the README, ``runtimes``, ``ablation/TABLE/DATASET`` or
+``verdicts/TABLE/DATASET``, or ``gpu``, the times of benchmarks/gpu.py.
 """
 
 import re
@@ -15,6 +15,7 @@ from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+NOT_MEASURED = 'Not measured yet.\n'
 TABLE = re.compile(r'(<!-- table: (?P<source>\S+) -->\n).*?(<!-- end of table -->)', re.DOTALL)
 
 
@@ -38,7 +39,8 @@ def update_tables(text: str) -> str:
     from inline.utils.tables import markdown_table
 
     def render(match: re.Match[str]) -> str:
-        return f'{match[1]}{markdown_table(table_source(match["source"]))}{match[3]}'
+        rows = table_source(match['source'])
+        return f'{match[1]}{markdown_table(rows) if rows else NOT_MEASURED}{match[3]}'
 
     return TABLE.sub(render, text)
 

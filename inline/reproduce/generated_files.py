@@ -37,8 +37,9 @@ def table_source(source: str) -> list[list[str]]:
 
     Args:
         source: A CSV file of the repository (provenance columns are not shown), the name of a table of
-            tools/reproduce.py, ``models`` or ``transfer``, the short tables of the README, ``runtimes``, or
-            ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET`` for an ablation.
+            tools/reproduce.py, ``models`` or ``transfer``, the short tables of the README, ``runtimes``,
+            ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET`` for an ablation, or ``gpu``, which has no
+            rows until benchmarks/gpu.py has run.
     """
     kind, _, name = source.partition('/')
     if kind in ('ablation', 'verdicts'):
@@ -49,6 +50,8 @@ def table_source(source: str) -> list[list[str]]:
         return model_rows(MEASURED / 'models.csv')
     if source == 'transfer':
         return transfer_rows()
+    if source == 'gpu':
+        return gpu_rows(MEASURED / 'gpu.csv')
     if source in TABLES:
         return table_rows(TABLES[source], MEASURED)
     path = ROOT / source
@@ -102,6 +105,21 @@ def transfer_rows() -> list[list[str]]:
             if row.name.startswith('inline-') and reported:
                 lines.append([row.name, metric.title, reported, softmax])
     return lines
+
+
+def gpu_rows(path: Path) -> list[list[str]]:
+    """Return header and rows: the milliseconds of every implementation side by side; [] without rows."""
+    lines = read_csv(path)
+    if not lines:
+        return []
+    settings = list(lines[0])[: list(lines[0]).index('implementation')]
+    names = list(dict.fromkeys(line['implementation'] for line in lines))
+    times: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        row = times.setdefault(tuple(line[column] for column in settings), {})
+        row[line['implementation']] = f'{float(line["median ms"]):.3g}'
+    header = [*settings, *(f'{name}, ms' for name in names)]
+    return [header, *([*key, *(row.get(name, '') for name in names)] for key, row in times.items())]
 
 
 def render_metafiles(measured: Path) -> dict[Path, str]:

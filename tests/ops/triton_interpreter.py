@@ -5,14 +5,19 @@ TRITON_INTERPRET=1 INLINE_TRITON=1 python -m tests.ops.triton_interpreter
 The interpreter is chosen when a kernel is defined, so it cannot be switched on in a process of other tests.
 """
 
+import contextlib
+import csv
+import io
 import itertools
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import gpu
 from inline.models.mixers import InLineMixer
 from inline.ops import local_residual, local_residual_naive, triton_local_residual, use_triton
 from inline.ops.triton_local_residual import local_residual_triton
@@ -169,6 +174,22 @@ def check_mixer() -> None:
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
+def check_benchmark() -> None:
+    """benchmarks/gpu.py compares the kernels with their references and times them."""
+    words = '--device cpu --sizes 32 --families DeiT --dtypes bfloat16 --batch 1 --repetitions 1'
+    sys.argv = ['gpu', *words.split(), '--warm-up', '1', '--implementations', 'eager', 'triton']
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert gpu.main() == 0
+    rows = list(csv.DictReader(io.StringIO(printed.getvalue())))
+    assert len(rows) == 2 * 2 * 2
+    # The interpreter is slow: the benchmark has switched the kernels on, and only for one of the two.
+    for eager, triton in zip(rows[::2], rows[1::2], strict=True):
+        assert (eager['implementation'], triton['implementation']) == ('eager', 'triton')
+        assert float(triton['median ms']) > 3 * float(eager['median ms'])
+    use_triton(True)
+
+
 def count_calls() -> list[str]:
     """Return a list that gets an entry for each launch of a kernel."""
     calls: list[str] = []
@@ -187,6 +208,6 @@ def count_calls() -> list[str]:
 if __name__ == '__main__':
     assert triton_local_residual.INTERPRETED
     torch.set_num_threads(1)
-    for check in (check_reference, check_details, check_mixer, check_compile):
+    for check in (check_reference, check_details, check_mixer, check_benchmark, check_compile):
         check()
         print(f'{check.__name__.removeprefix("check_")} passed', flush=True)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from inline.reproduce.generated_files import table_source
+from inline.reproduce import generated_files
+from inline.reproduce.generated_files import gpu_rows, table_source
 from inline.utils.errors import UserError
 from inline.utils.tables import markdown_table, read_csv
 from tests.conftest import ROOT
@@ -33,6 +34,28 @@ def test_an_outdated_page_is_reported_then_updated(tmp_path: Path, monkeypatch: 
     # Provenance is not shown.
     shown = '| model | top-1 |\n| --- | --- |\n| small | 82.0 |\n| large |  |\n'
     assert page.read_text() == outdated.replace('| old |\n', shown)
+
+
+def test_times_on_a_gpu_are_shown_side_by_side_once_there_are_some(tmp_path: Path) -> None:
+    table = tmp_path / 'gpu.csv'
+    header = 'what,tokens,machine,implementation,median ms,commit\n'
+    table.write_text(header)
+    assert gpu_rows(table) == []
+    lines = ['module,49,A,eager,0.12345,abc', 'module,49,A,fla,2,abc', 'module,196,A,eager,12.345,abc']
+    table.write_text(header + '\n'.join(lines) + '\n')
+    assert gpu_rows(table) == [
+        ['what', 'tokens', 'machine', 'eager, ms', 'fla, ms'],
+        ['module', '49', 'A', '0.123', '2'],
+        ['module', '196', 'A', '12.3', ''],
+    ]
+
+
+def test_a_table_without_rows_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = 'Text.\n<!-- table: gpu -->\n| old |\n<!-- end of table -->\n'
+    monkeypatch.setattr(generated_files, 'gpu_rows', lambda _: [])
+    assert update_readme.update_tables(page) == page.replace('| old |', 'Not measured yet.')
+    monkeypatch.setattr(generated_files, 'gpu_rows', lambda _: [['a', 'b'], ['1', '2']])
+    assert update_readme.update_tables(page) == page.replace('| old |', '| a | b |\n| --- | --- |\n| 1 | 2 |')
 
 
 def test_an_unknown_table_is_an_error() -> None:
