@@ -132,7 +132,7 @@ def predict_dense(head: Any, features: Sequence[Tensor], size: Size) -> tuple[Te
     cfg, is_rpn = head.test_cfg, type(head).__name__ == 'RPNHead'
     levels = []
     for level, (logits, deltas) in enumerate(zip(*head(features), strict=True)):
-        rows, columns = logits.shape[-2:]
+        columns = logits.shape[-1]
         logits = _per_position(logits, head.cls_out_channels)
         scores = logits.sigmoid() if head.use_sigmoid_cls else logits.softmax(-1)[..., :-1]
         classes = scores.shape[-1]
@@ -140,9 +140,9 @@ def predict_dense(head: Any, features: Sequence[Tensor], size: Size) -> tuple[Te
             scores = torch.where(scores > cfg.get('score_thr', 0), scores, -1.0)
         scores, index = _top_candidates(scores.flatten(1), int(cfg.nms_pre))
         index, labels = index // classes, index % classes
-        anchors = grid_anchors(head.prior_generator, level, rows, columns)
+        anchors = anchors_at(head.prior_generator, level, index, columns)
         deltas = _per_position(deltas, 4).gather(1, index[..., None].expand(-1, -1, 4))
-        boxes = decode_boxes(head.bbox_coder, anchors[index], deltas, size)
+        boxes = decode_boxes(head.bbox_coder, anchors, deltas, size)
         levels.append((boxes, scores, labels + level if is_rpn else labels))
     boxes, scores, groups = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
     min_size = cfg.get('min_bbox_size', -1)
@@ -168,14 +168,19 @@ def _top_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top, torch.minimum(index, last)
 
 
-def grid_anchors(generator: Any, level: int, rows: int, columns: int) -> Tensor:
-    """Return the anchors (rows · columns · anchors per position, 4) of a level."""
+def anchors_at(generator: Any, level: int, index: Tensor, columns: int) -> Tensor:
+    """Return the anchors (…, 4) with the given indices (…) on a level whose feature map has `columns`.
+
+    Only the anchors of the candidates are computed, not the grid of all anchors.
+    """
     stride_x, stride_y = generator.strides[level]
-    x = (torch.arange(columns) * stride_x).float()[None, :].expand(rows, columns)
-    y = (torch.arange(rows) * stride_y).float()[:, None].expand(rows, columns)
-    shifts = torch.stack((x, y, x, y), dim=-1).flatten(0, 1)
     base = generator.base_anchors[level].float()
-    return (shifts[:, None] + base[None]).flatten(0, 1)
+    position, anchor = index // len(base), index % len(base)
+    # As a tensor: the exporter cannot divide by a symbol.
+    width = torch.scalar_tensor(columns, dtype=torch.int64)
+    row = position // width
+    x, y = ((position - row * width) * stride_x).float(), (row * stride_y).float()
+    return torch.stack((x, y, x, y), dim=-1) + base[anchor]
 
 
 def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, size: Size) -> Tensor:

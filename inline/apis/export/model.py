@@ -61,8 +61,9 @@ class ExportNetwork(nn.Module):
         self.max_batch: int | None = None
         self.windows = sliding_windows(module) if task == 'segmentation' else None
         if self.windows is not None:
-            crop = self.windows[0]
-            self.min_size = (max(MIN_DYNAMIC_SIZE, crop[0]), max(MIN_DYNAMIC_SIZE, crop[1]))
+            # Two windows: torch.export requires dynamic sizes of at least two.
+            height, width = self.windows[0]
+            self.min_size = (max(MIN_DYNAMIC_SIZE, height + 1), max(MIN_DYNAMIC_SIZE, width + 1))
         if task == 'features':
             stages: tuple[int, ...] = module.out_indices  # type: ignore[assignment]
             self.outputs = tuple(f'features_{stage}' for stage in stages)

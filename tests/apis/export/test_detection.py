@@ -77,7 +77,7 @@ def build(kind: str) -> nn.Module:
     with DefaultScope.overwrite_default_scope('mmdet'):
         detector = MODELS.build(read(kind).model)
     detector.init_weights()
-    scales = {'retina_cls': (25.0, -5), 'retina_reg': (3.0, 0), 'rpn_cls': (3.0, 0), 'rpn_reg': (0.5, 0)}
+    scales = {'retina_cls': (25.0, -7), 'retina_reg': (3.0, 0), 'rpn_cls': (3.0, 0), 'rpn_reg': (0.5, 0)}
     scales |= {'fc_cls': (4.0, 0), 'fc_reg': (0.5, 0), 'conv_logits': (2.0, 0)}
     for name, module in detector.named_modules():
         if name.split('.')[-1] in scales:
@@ -108,7 +108,10 @@ def test_network_predicts_the_boxes_and_masks_of_mmdet(kind: str) -> None:
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[str]]]:
-    """Returns the file and the messages of ``inline export --dynamic``, exported once per detector."""
+    """Returns the file and the messages of ``inline export``, exported once per detector.
+
+    Mask R-CNN has a fixed size and masks of the image; the graph for any size is that of the cascade.
+    """
     folder = tmp_path_factory.mktemp('detectors')
 
     @cache
@@ -116,9 +119,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         checkpoint = folder / f'{kind}.pth'
         classes = {'dataset_meta': {'classes': tuple('0123456789')}}
         torch.save({'meta': classes, 'state_dict': build(kind).state_dict()}, checkpoint)
-        options = ExportOptions(kind, str(checkpoint), 'onnx', dynamic=True, out=folder / f'{kind}.onnx')
-        lines = list(export(read(kind), options))
-        return folder / f'{kind}.onnx', lines
+        out, fixed = folder / f'{kind}.onnx', kind == 'mask-rcnn'
+        options = ExportOptions(kind, str(checkpoint), 'onnx', dynamic=not fixed, image_masks=fixed, out=out)
+        return out, list(export(read(kind), options))
 
     return run
 
@@ -141,17 +144,18 @@ def load_openvino(path: Path) -> Callable[[Tensor], list[Tensor]]:
 @pytest.mark.parametrize('kind', KINDS)
 def test_file_agrees_in_onnx_runtime_and_openvino(kind: str, exported: Any) -> None:
     path, lines = exported(kind)
-    assert any(line.startswith('agrees with PyTorch: ') and '1×88×88, ' in line for line in lines), lines
+    assert any(line.startswith('agrees with PyTorch: ') and '1×88×88' in line for line in lines), lines
     assert any('documents support for all operators (not run in TensorRT)' in line for line in lines)
     network = DetectionNetwork(build(kind)).eval()
-    shapes = [*SHAPES, (2, 65, 97)] if kind == 'retinanet' else SHAPES
+    shapes = {'retinanet': [*SHAPES, (2, 65, 97)], 'mask-rcnn': SHAPES[:1]}.get(kind, SHAPES)
     for load in (load_onnx, load_openvino):
         agreement = check_detections(network, load(path), shapes)
-        assert agreement.boxes > 100
+        assert agreement.boxes >= 50 * len(shapes)
         assert agreement.score < 1e-4
     model = onnx.load(path)
     axes = [axis.dim_param or axis.dim_value for axis in model.graph.input[0].type.tensor_type.shape.dim]
-    assert axes == ['batch' if kind == 'retinanet' else 1, 3, 'height', 'width']
+    sides = [88, 88] if kind == 'mask-rcnn' else ['height', 'width']
+    assert axes == ['batch' if kind == 'retinanet' else 1, 3, *sides]
     assert [out.name for out in model.graph.output] == list(network.outputs)
     assert {node.op_type for node in model.graph.node} >= {'NonMaxSuppression', 'TopK'}
     assert ('RoiAlign' in {node.op_type for node in model.graph.node}) == (kind != 'retinanet')
@@ -266,7 +270,7 @@ def test_unsupported_heads_raise() -> None:
 
 def save_onnx(path: Path, *nodes: onnx.NodeProto, opset: int = 18, domain: str = '') -> Path:
     value = onnx.helper.make_tensor_value_info
-    names = ('x', onnx.TensorProto.FLOAT, [4]), ('y', onnx.TensorProto.FLOAT, None)
+    names = ('x', onnx.TensorProto.FLOAT, [4]), ('y', onnx.TensorProto.FLOAT, ['n'])
     graph = onnx.helper.make_graph(nodes, 'graph', [value(*names[0])], [value(*names[1])])
     opsets = [onnx.helper.make_opsetid('', opset)]
     if domain:
