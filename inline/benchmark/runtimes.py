@@ -27,12 +27,13 @@ from inline.utils.environment import describe_commit, describe_hardware
 from inline.utils.errors import UserError
 from inline.utils.tables import read_csv, write_csv
 
-# Released classifiers by name in the paper's tables, and configs of a detector and a segmentor.
+# Classifiers of :func:`inline.create_backbone` by their name in the paper's tables, and configs of a detector
+# and a segmentor.
 CLASSIFIERS = {
-    'DeiT-T': 'inline-deit-tiny',
-    'PVT-S': 'inline-pvt-small',
-    'Swin-T': 'inline-swin-tiny',
-    'CSwin-T': 'inline-cswin-tiny',
+    'DeiT-T': 'inline_deit_tiny',
+    'PVT-S': 'inline_pvt_small',
+    'Swin-T': 'inline_swin_tiny',
+    'CSwin-T': 'inline_cswin_tiny',
 }
 CONFIGS = {
     'RetinaNet PVT-S': 'retinanet_inline-pvt-small_fpn_1x_coco',
@@ -110,13 +111,14 @@ class RawNetwork(nn.Module):
         return tuple(out for outs in levels for out in outs)
 
 
-def build_network(name: str) -> RawNetwork:
-    """Build a model with the same random weights in every process."""
+def build_network(name: str, size: int) -> RawNetwork:
+    """Build a model for images of a size, with the same random weights in every process."""
     torch.manual_seed(0)
     if name in CLASSIFIERS:
-        from inline.checkpoints.official import find_official
+        from inline.hub import create_backbone
 
-        return RawNetwork(find_official(CLASSIFIERS[name]).build(), 'classification').eval()
+        classifier = create_backbone(CLASSIFIERS[name], num_classes=1000, img_size=size)
+        return RawNetwork(classifier, 'classification').eval()
     from inline.openmmlab.patches import apply_patches
 
     apply_patches()
@@ -141,7 +143,7 @@ def export_files(job: Job) -> None:
     from inline.apis.export.formats import trace, write_onnx
     from inline.apis.export.quantization import quantize_openvino
 
-    network = build_network(job.model)
+    network = build_network(job.model, job.size)
     with torch.no_grad():
         count = len(network(make_image(job.size)))
     names = [f'output_{i}' for i in range(count)]
@@ -195,7 +197,7 @@ def relative_error(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> flo
 def measure(job: Job) -> dict[str, Any]:
     """Compare a runtime with eager PyTorch, then time both alternately; return the cells of a row."""
     prepare_for_timing(job.threads)
-    network, image = build_network(job.model), make_image(job.size)
+    network, image = build_network(job.model, job.size), make_image(job.size)
     eager = make_inference(network, image)
     run = load_runtime(job, network)
     with torch.inference_mode():

@@ -51,7 +51,7 @@ def test_outputs_that_differ_are_not_timed(factor: float, monkeypatch: pytest.Mo
         calls.append(1)
         return [factor * image]
 
-    monkeypatch.setattr(runtimes, 'build_network', lambda _: Twice())
+    monkeypatch.setattr(runtimes, 'build_network', lambda *_: Twice())
     monkeypatch.setattr(runtimes, 'load_runtime', lambda *_: run)
     row = measure(job())
     assert len(calls) == 1
@@ -60,7 +60,7 @@ def test_outputs_that_differ_are_not_timed(factor: float, monkeypatch: pytest.Mo
 
 
 def test_outputs_within_the_tolerance_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, 'build_network', lambda _: Twice())
+    monkeypatch.setattr(runtimes, 'build_network', lambda *_: Twice())
     monkeypatch.setattr(runtimes, 'load_runtime', lambda *_: lambda image: [2.001 * image])
     row = measure(job())
     assert float(row['speedup']) > 0
