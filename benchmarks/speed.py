@@ -152,6 +152,17 @@ def against_softmax(bench: Bench) -> Iterator[Row]:
             yield Row(comparison, timings['ours'].speedups(timings[name]), 'at least', required)
 
 
+def half_precision(bench: Bench) -> Iterator[Row]:
+    for size in (224, 512):
+        image = bench.image(size)
+        for name, build in MODELS.items():
+            model = build().to(bench.device).eval()
+            runs = {dtype: make_inference(model, image, dtype) for dtype in ('bfloat16', 'float32')}
+            timings = bench.time(runs)
+            comparison = f'{name} at {size}×{size}, inference with bfloat16 autocast, against float32'
+            yield Row(comparison, timings['bfloat16'].speedups(timings['float32']), 'at least', 1.0)
+
+
 def growth(bench: Bench) -> Iterator[Row]:
     for name, build in ALL_INLINE.items():
         model = build().to(bench.device).eval()
@@ -211,6 +222,7 @@ MEASUREMENTS = {
     'modules': modules,
     'backbones': backbones,
     'softmax': against_softmax,
+    'bfloat16': half_precision,
     'growth': growth,
     'memory': training_memory,
     'machine': machine,

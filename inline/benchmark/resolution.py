@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from inline.benchmark.timing import BenchmarkSettings, interquartile_range, make_inference
 from inline.models import InLineSwin
+from inline.models.block import Block
 from inline.models.mixers import AttentionInputs, SoftmaxMixer, merge_heads
 from inline.utils.errors import UserError
 from inline.utils.tables import read_csv, write_csv
@@ -31,6 +32,8 @@ SIZES = (224, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 # Memory of a common GPU, in MB.
 GPU_MEMORY = 24 * 1024
 EXTRAPOLATED = 'extrapolated'
+# Growth is not extrapolated further than to this multiple of the largest measured side.
+MAX_EXTRAPOLATION = 4
 # A point is repeated until it took this many seconds.
 MIN_SECONDS = 2.0
 # Seconds for the start of a process, in addition to the time limit.
@@ -46,8 +49,8 @@ class ExplicitSoftmaxMixer(SoftmaxMixer):
 
 def explicit_softmax_swin() -> nn.Module:
     model = InLineSwin('tiny', mixers=GLOBAL_SOFTMAX)
-    for stage in model.stages:
-        for block in stage.blocks:
+    for block in model.modules():
+        if isinstance(block, Block):
             block.mixer = ExplicitSoftmaxMixer(block.mixer.qkv.in_features, block.mixer.num_heads)
     return model
 
@@ -91,6 +94,11 @@ class Point:
     @property
     def is_measured(self) -> bool:
         return self.seconds is not None
+
+    @property
+    def used_mb(self) -> float:
+        """Memory of the forward pass, above 0."""
+        return max((self.peak_mb or 0.0) - (self.base_mb or 0.0), 1e-3)
 
     def describe(self) -> str:
         """Return the result in words."""
@@ -139,22 +147,21 @@ def measure_resolutions(
 
 def _beyond_limits(name: str, size: int, points: Sequence[Point], limits: Limits) -> Point | None:
     """Return a point that says why it is not measured; None if it can be."""
-    seconds, mb = (
-        _predict([p.size for p in points], [getattr(p, key) for p in points], size)
-        for key in ('seconds', 'peak_mb')
-    )
-    if seconds is not None and seconds > limits.seconds:
+    if len(points) < 2:
+        return None
+    sizes = [point.size for point in points[-2:]]
+    seconds = _extend(sizes, [point.seconds or 0.0 for point in points[-2:]], size)
+    mb = (points[-1].base_mb or 0.0) + _extend(sizes, [point.used_mb for point in points[-2:]], size)
+    if seconds > limits.seconds:
         return Point(name, size, note=f'not run: about {seconds:.0f} s, limit {limits.seconds:g} s')
-    if mb is not None and mb > limits.mb:
+    if mb > limits.mb:
         return Point(name, size, note=f'not run: about {mb / 1024:.0f} GB, limit {limits.mb / 1024:.0f} GB')
     return None
 
 
-def _predict(sizes: Sequence[int], values: Sequence[float], size: int) -> float | None:
-    """Extend a power law through the last two values; None with fewer."""
-    if len(values) < 2:
-        return None
-    return values[-1] * (size / sizes[-1]) ** _exponent(sizes[-2:], values[-2:])
+def _extend(sizes: Sequence[int], values: Sequence[float], size: int) -> float:
+    """Return the value at ``size`` of a power law through two values."""
+    return values[1] * (size / sizes[1]) ** _exponent(sizes, values)
 
 
 def _exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -165,15 +172,18 @@ def extrapolate_memory(points: Sequence[Point], mb: float) -> float | None:
     """Return the side at which the peak memory reaches ``mb``.
 
     The memory beyond that of the process before the forward pass follows a power law through the last two
-    points. None with fewer points, or if it does not grow.
+    points. None with fewer points, if it does not grow, or if that side is too far from the last one.
     """
     if len(points) < 2:
         return None
     last = points[-1]
     base = last.base_mb or 0.0
-    used = [max((point.peak_mb or 0.0) - (point.base_mb or 0.0), 1e-3) for point in points[-2:]]
+    used = [point.used_mb for point in points[-2:]]
     exponent = _exponent([point.size for point in points[-2:]], used)
-    return last.size * ((mb - base) / used[1]) ** (1 / exponent) if exponent > 0 else None
+    if exponent <= 0:
+        return None
+    factor = ((mb - base) / used[1]) ** (1 / exponent)
+    return last.size * factor if factor <= MAX_EXTRAPOLATION else None
 
 
 def measure_in_process(settings: BenchmarkSettings, threads: int) -> Measure:

@@ -143,7 +143,8 @@ def rounds_products(device: torch.device) -> bool:
         return device.type == 'cuda'
     if device.type == 'cuda':
         return torch.backends.cuda.matmul.fp32_precision == 'tf32'
-    return device.type == 'cpu' and torch.backends.mkldnn.matmul.fp32_precision in ('tf32', 'bf16')
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    return device.type == 'cpu' and matmul.fp32_precision in ('tf32', 'bf16')
 
 
 def full_precision(op: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:

@@ -22,7 +22,8 @@ def linear(layer: nn.Linear, x: Tensor, rows: slice | None = None) -> Tensor:
     """Return ``layer(x)`` for x (…, C), or only the output channels ``rows`` of a plain layer."""
     if rows is None and not is_plain(layer, nn.Linear):
         return layer(x)
-    weight, bias = layer.weight, layer.bias
+    weight: Tensor = layer.weight
+    bias: Tensor | None = layer.bias
     if rows is not None:
         weight, bias = weight[rows], None if bias is None else bias[rows]
     if _uses_onednn(x, weight) and x.shape[:-1].numel() >= ONEDNN_FROM:

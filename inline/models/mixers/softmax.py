@@ -64,6 +64,8 @@ class SoftmaxMixer(ReducedMixer):
 
     def weights(self, inputs: AttentionInputs, queries: slice = ALL_QUERIES) -> Tensor:
         q, k, _ = inputs.heads()
+        if self.split_size is not None:
+            return softmax_attention_weights(q[:, :, queries], k, key_mask=inputs.key_mask)
         bias, mask = self._bias(inputs.windows, q), inputs.windows.attention_mask(q.device)
         if mask is None:
             bias = None if bias is None else bias[:, :, queries]
