@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inline.apis.export.model import ExportNetwork
 from inline.benchmark.hardware import CPU, prepare_for_timing
 from inline.benchmark.timing import interleave, interquartile_range, make_inference
 from inline.utils.environment import describe_commit, describe_hardware
@@ -89,25 +90,21 @@ class Job:
         return Path(self.folder, f'{self.model.replace(" ", "-")}-{self.size}{suffix}')
 
 
-class RawNetwork(nn.Module):
+class RawNetwork(ExportNetwork):
     """A model that returns a tuple of tensors: logits, or what the head of a detector computes before NMS.
 
     Args:
-        model: A classifier (B, 3, H, W) → (B, classes), or a toolbox's detector or segmentor.
+        module: A classifier (B, 3, H, W) → (B, classes), or a toolbox's detector or segmentor.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
     """
 
-    def __init__(self, model: nn.Module, task: str) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         if self.task == 'classification':
-            return (self.model(image),)
+            return (self.module(image),)
         if self.task == 'segmentation':
-            return (self.model(image, mode='tensor'),)
-        features = self.model.extract_feat(image)  # type: ignore[operator]
-        levels = self.model.bbox_head(features)  # type: ignore[operator]
+            return (self.module(image, mode='tensor'),)
+        features = self.module.extract_feat(image)  # type: ignore[operator]
+        levels = self.module.bbox_head(features)  # type: ignore[operator]
         return tuple(out for outs in levels for out in outs)
 
 

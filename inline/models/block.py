@@ -145,8 +145,8 @@ def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
         and is_plain(block.drop_path, DropPath)  # type: ignore[arg-type]
     ):
         # Random numbers are drawn outside: the rates of the blocks differ.
-        scales = [block.drop_path.sample_scale(x) for _ in range(2)]  # type: ignore[operator]
-        return _block_region(block, x, *hw, *scales)  # type: ignore[arg-type]
+        scales = [block.drop_path.sample_scale(x) for _ in range(2)]  # type: ignore[union-attr, operator]
+        return _block_region(block, x, *hw, *scales)
     out: Tensor = block(x, hw)
     return out
 

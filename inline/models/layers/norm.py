@@ -13,7 +13,7 @@ class LayerNorm(nn.LayerNorm):
     _eps_text: str
 
     @property
-    def eps(self) -> float:  # type: ignore[override]
+    def eps(self) -> float:
         return float(self._eps_text)
 
     @eps.setter
