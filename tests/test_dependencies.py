@@ -1,6 +1,7 @@
 """Packages of inline/ import only packages to their left; see the architecture in CONTRIBUTING.md."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +93,18 @@ def test_openmmlab_is_not_imported(package: str) -> None:
 )
 def test_the_rule_itself(package: str, other: str, allowed: bool) -> None:
     assert may_import(package, other) == allowed
+
+
+def test_contributing_names_the_files_of_a_run() -> None:
+    """At most eight files decide what a training runs; the section names all others that launch.py calls."""
+    section = (ROOT / 'CONTRIBUTING.md').read_text().split('\n## How a run works\n')[1].split('\n## ')[0]
+    steps = re.findall(r'^\d\. \[`(.+?)`\]\((.+?)\)', section, re.MULTILINE)
+    assert 4 <= len(steps) <= 8
+    assert all(name == target and (ROOT / target).is_file() for name, target in steps)
+    modules = {module for _, module in imports(ROOT / 'inline' / 'engine' / 'launch.py')}
+    of_the_run = [module for module in modules if module.startswith(('inline.engine.', 'inline.datasets.'))]
+    assert len(of_the_run) > 8
+    for module in of_the_run:
+        path = module.replace('.', '/')
+        folders = (f'`{path}/`', f'`{path.rpartition("/")[0]}/`')
+        assert f'{Path(path).name}.py' in section or any(folder in section for folder in folders), module
