@@ -364,6 +364,10 @@ def check_detector(detector: nn.Module) -> None:
             coders.append(head.bbox_coder)
         extractors += _as_list(roi.bbox_roi_extractor)
         if roi.with_mask:
+            if roi.test_cfg.mask_thr_binary < 0:
+                raise UserError(
+                    f'model.test_cfg.rcnn.mask_thr_binary {roi.test_cfg.mask_thr_binary} must not be negative'
+                )
             for head in _as_list(roi.mask_head):
                 _require('mask head', head, ('FCNMaskHead',))
             extractors += _as_list(roi.mask_roi_extractor)

@@ -117,7 +117,7 @@ def check_detections(network: DetectionNetwork, run: InferenceFn, shapes: Sequen
 
     Raises a :class:`UserError` if they differ.
     """
-    agreement = Agreement()
+    agreement, mask_threshold = Agreement(), float(network.test_cfg.get('mask_thr_binary', 0.5))
     for batch, height, width in shapes:
         image = digit_images(network, batch, height, width)
         with torch.no_grad():
@@ -126,7 +126,7 @@ def check_detections(network: DetectionNetwork, run: InferenceFn, shapes: Sequen
         for index, instances in enumerate(expected):
             single = [out[index] for out in outputs]
             try:
-                compare_detections(single, instances, agreement)
+                compare_detections(single, instances, agreement, mask_threshold)
             except ValueError as error:
                 raise UserError(
                     f'the exported file differs from the model for a batch of {batch} at {height}×{width}: '
@@ -158,7 +158,9 @@ def digit_images(network: DetectionNetwork, batch: int, height: int, width: int)
     return pixels.contiguous()
 
 
-def compare_detections(outputs: Sequence[Tensor], expected: Any, agreement: Agreement) -> None:
+def compare_detections(
+    outputs: Sequence[Tensor], expected: Any, agreement: Agreement, mask_threshold: float = 0.5
+) -> None:
     """Match the detections of one image with mmdet's, and update `agreement`.
 
     Raises a ValueError if a box has no counterpart. Boxes whose score is next to :data:`MIN_SCORE`, or to the
@@ -168,6 +170,7 @@ def compare_detections(outputs: Sequence[Tensor], expected: Any, agreement: Agre
         outputs: Boxes (N, 4), scores (N,), labels (N,) and optionally masks (N, h, w) of the file.
         expected: mmdet's ``InstanceData``.
         agreement: Changed in place.
+        mask_threshold: Probability from which a pixel belongs to a mask.
     """
     boxes, scores, labels = (out[outputs[2] >= 0] for out in outputs[:3])
     limit = MIN_SCORE
@@ -191,7 +194,8 @@ def compare_detections(outputs: Sequence[Tensor], expected: Any, agreement: Agre
             agreement.score = max(agreement.score, abs(float(scores[best]) - score))
             if len(outputs) > 3:
                 mask = outputs[3][outputs[2] >= 0][best]
-                agreement.mask = max(agreement.mask, _mask_difference(mask, boxes[best], expected.masks[row]))
+                difference = _mask_difference(mask, boxes[best], expected.masks[row], mask_threshold)
+                agreement.mask = max(agreement.mask, difference)
         elif score > limit + SCORE_TOLERANCE:
             raise ValueError(f'the box {_format(box)} of class {label} with score {score:.4f} is missing')
     for candidate in candidates:
@@ -216,10 +220,10 @@ def _box_iou(box: Tensor, other: Tensor) -> float:
     return common / max(areas - common, 1e-9)
 
 
-def _mask_difference(mask: Tensor, box: Tensor, expected: Tensor) -> float:
+def _mask_difference(mask: Tensor, box: Tensor, expected: Tensor, threshold: float) -> float:
     """Return the number of different pixels, except one, relative to the area. Raises if it is too large."""
     if mask.dtype != torch.bool:
-        mask = paste_masks(mask[None], box[None], (expected.shape[0], expected.shape[1]))[0] >= 0.5
+        mask = paste_masks(mask[None], box[None], (expected.shape[0], expected.shape[1]))[0] >= threshold
     different, area = int((mask != expected).sum()), int(expected.sum())
     difference = max(different - 1, 0) / max(area, 1)
     if difference > MASK_TOLERANCE:
