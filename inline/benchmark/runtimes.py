@@ -378,6 +378,8 @@ def draw_runtimes(path: Path, target: Path) -> None:
                 for position, by_runtime in enumerate(models.values())
                 if (row := by_runtime.get(runtime)) is not None and row['speedup']
             ]
+            if not timed:
+                continue
             axes.bar(
                 [position + (index - (len(TOLERANCES) - 1) / 2) * width for position, _ in timed],
                 [float(row['speedup']) for _, row in timed],

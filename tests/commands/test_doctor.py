@@ -55,7 +55,7 @@ def test_gpu_that_torch_cannot_use(
 
 def test_missing_and_broken_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(extras, 'find_spec', lambda name: None if name == 'onnxscript' else name)
-    expected = "onnxscript: pip install 'inline-attention[export]' for ONNX"
+    expected = "onnxscript: pip install 'inline-attention[export]' for ONNX, OpenVINO, int8"
     assert doctor.check_extra('export') == ('missing', '[export]', expected)
     assert doctor.check_extra('serve').status == 'ok'
 
