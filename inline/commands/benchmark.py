@@ -84,7 +84,8 @@ def main() -> None:
         '--runtimes',
         nargs='*',
         metavar='NAME',
-        help=f'time deployment runtimes against eager PyTorch: {", ".join(RUNTIME_NAMES)} (default: all)',
+        help=f'time deployment runtimes against eager PyTorch: {", ".join(RUNTIME_NAMES)} '
+        '(default: all but compiled)',
     )
     parser.add_argument(
         '--sizes',
@@ -207,7 +208,8 @@ def time_runtimes(args: Namespace) -> None:
     settings = RuntimeSettings(
         models=tuple(args.models or MODELS),
         sizes=tuple(args.sizes or (224,)),
-        runtimes=tuple(names[name] for name in args.runtimes or names),
+        # Compilation takes minutes per model: only if it is named.
+        runtimes=tuple(names[name] for name in args.runtimes or names if args.runtimes or name != 'compiled'),
         threads=args.threads,
         repetitions=args.repetitions,
     )
