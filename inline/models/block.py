@@ -141,12 +141,13 @@ def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
     if (
         torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
+        and isinstance(block, Block)
         and is_plain(block, Block)
-        and is_plain(block.drop_path, DropPath)  # type: ignore[arg-type]
+        and is_plain(block.drop_path, DropPath)
     ):
         # Random numbers are drawn outside: the rates of the blocks differ.
-        scales = [block.drop_path.sample_scale(x) for _ in range(2)]  # type: ignore[union-attr, operator]
-        return _block_region(block, x, *hw, *scales)
+        mixer_scale, mlp_scale = block.drop_path.sample_scale(x), block.drop_path.sample_scale(x)
+        return _block_region(block, x, *hw, mixer_scale, mlp_scale)
     out: Tensor = block(x, hw)
     return out
 
