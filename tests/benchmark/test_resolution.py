@@ -117,10 +117,13 @@ def test_table_and_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ('flags', 'message'),
     [
-        (['--sizes', '224'], '--sizes needs --resolution FOLDER'),
+        (['--sizes', '224'], '--sizes needs --runtimes or --resolution FOLDER'),
         (['--resolution', 'x', '--sizes', '16'], '--sizes 16: each side must be from 32 to 16384'),
         (['--resolution', 'x', '--time-limit', '0'], '--time-limit 0.0: must be above 0'),
-        (['--resolution', 'x', '--figure5', 'y'], '--figure5 and --resolution: give only one of them'),
+        (
+            ['--resolution', 'x', '--figure5', 'y'],
+            '--figure5, --resolution and --runtimes: give only one of them',
+        ),
         (['--redraw', 'x.csv'], '--redraw needs --figure5 FOLDER or --resolution FOLDER'),
     ],
 )
