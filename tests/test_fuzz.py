@@ -76,7 +76,9 @@ def test_a_mutated_run_config_is_rejected_in_one_line_or_has_a_model(mutant: Mut
         message = str(error)
         assert '\n' not in message
         assert len(message) < 700
-        assert any(word in message for word in mutant.quotable), (message, mutant)
+        # Changes of the backbone can make the head's in_channels wrong.
+        words = {*mutant.quotable, 'in_channels'}
+        assert any(word in message for word in words), (message, mutant)
     else:
         assert not mutant.is_wrong, mutant
         assert 'type' in mutant.config['model']

@@ -113,6 +113,7 @@ def predict(config: Path, source: str, folder: Path) -> None:
             config=str(config), checkpoint=source, inputs=[str(folder / 'image.png')], out=folder / 'out',
             device='cpu', batch_size=1, score_thr=None, top_k=None, tile=None, overlap=0, full_size=False,
             skip_bad=False, overwrite=True, trust_checkpoint=False, allow_other_classes=False,
+            runtime=None, precision=None,
         )
     )  # fmt: skip
 

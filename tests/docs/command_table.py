@@ -97,14 +97,25 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         'tests/apis/serve/test_page.py::test_requests_of_other_programs_are_rejected',
         'tests/apis/serve/test_page.py::test_page_in_a_browser',
     ),
-    'python tools/export.py CONFIG CHECKPOINT --int8 --evaluate': (
+    'python tools/export.py CONFIG CHECKPOINT --format openvino --precision bf16': (
+        'tests/apis/export/test_openvino.py::test_bf16_differs_from_fp32_within_its_precision',
+    ),
+    'python tools/export.py CONFIG CHECKPOINT --format openvino --int8': (
+        'tests/apis/export/test_openvino.py::test_files_agree_and_int8_is_close',
         'tests/tools/test_export.py::test_int8_reports_the_accuracy_of_model_and_file',
+    ),
+    'python tools/predict.py CONFIG model.onnx photos --out out': (
+        'tests/apis/test_runtimes.py::test_classifier_files_predict_as_pytorch_does',
+    ),
+    'inline benchmark --runtimes*': (
+        'tests/benchmark/test_runtime_speed.py::test_process_measures_and_failures_become_notes',
+        'tests/benchmark/test_runtime_speed.py::test_table_and_figure_show_the_newest_rows',
     ),
     'python tools/export.py configs/digits/inline-pvt-micro_digits.py * --dynamic': (
         'tests/tools/test_export.py::test_classifier_runs_in_onnx_runtime_at_any_size',
     ),
     'python tools/export.py configs/digits/mask-rcnn_inline-pvt-micro_digits.py * --dynamic': (
-        'tests/apis/export/test_detection.py::test_file_agrees_in_onnx_runtime_and_openvino',
+        'tests/apis/export/test_detectors.py::test_file_agrees_in_onnx_runtime_and_openvino',
     ),
     'python tools/export.py CONFIG CHECKPOINT --format onnx --dynamic': (
         'tests/tools/test_export.py::test_classifier_runs_in_onnx_runtime_at_any_size',

@@ -1,6 +1,7 @@
 """Faster training of small networks: images that grow during training, and a compiled backbone."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -60,17 +61,21 @@ class CompileBackboneHook(Hook):
 
     def __init__(self, **options: Any) -> None:
         self.options = {'dynamic': False, 'fullgraph': True, **options}
+        self._settings = ExitStack()
 
     def before_train(self, runner: Runner) -> None:
         if self.options['dynamic'] is not False:
             import torch.fx.experimental._config as shape_config
 
             # Otherwise sizes that are equal in the first batch, such as height and width, are one size.
-            shape_config.use_duck_shape = False
+            self._settings.enter_context(shape_config.patch(use_duck_shape=False))
         find_backbone(runner.model).compile(**self.options)
         runner.logger.info('The backbone is compiled in the first step, which can take minutes.')
 
-    def before_val(self, runner: Runner) -> None:  # noqa: ARG002 (MMEngine's signature)
+    def after_train(self, runner: Runner) -> None:  # noqa: ARG002 (MMEngine's signature)
+        self._settings.close()
+
+    def before_val(self, runner: Runner) -> None:  # noqa: ARG002
         torch.compiler.set_stance('force_eager')
 
     def after_val(self, runner: Runner) -> None:  # noqa: ARG002

@@ -19,3 +19,6 @@ class LayerNorm(nn.LayerNorm):
     @eps.setter
     def eps(self, value: float) -> None:
         self._eps_text = repr(float(value))
+
+    def extra_repr(self) -> str:
+        return f'{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}'

@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -15,6 +17,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
+from inline import InLineModel
 from inline.apis.export import verification
 from inline.apis.export.detection import DetectionNetwork, paste_masks
 from inline.apis.export.detection_ops import nms
@@ -27,6 +30,8 @@ from inline.apis.export.verification import (
     compare_detections,
     digit_images,
 )
+from inline.datasets.digits.rendering import DigitScenesOptions, render_scene
+from inline.datasets.digits.sources import load_sources
 from inline.engine.config import load_config
 from inline.utils.errors import UserError
 from tests.conftest import ROOT
@@ -160,6 +165,30 @@ def test_file_agrees_in_onnx_runtime_and_openvino(kind: str, exported: Any) -> N
     assert {node.op_type for node in model.graph.node} >= {'NonMaxSuppression', 'TopK'}
     assert ('RoiAlign' in {node.op_type for node in model.graph.node}) == (kind != 'retinanet')
     assert {node.domain for node in model.graph.node} == {''}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['retinanet', 'mask-rcnn'])
+def test_inference_with_the_file_finds_what_the_model_finds(kind: str, exported: Any, tmp_path: Path) -> None:
+    """From pixels to boxes in the original image, which the test pipeline halves."""
+    path, _ = exported(kind)
+    read(kind).dump(tmp_path / 'config.py')
+    image = cv2.resize(render_scene(load_sources(0), DigitScenesOptions(), 'val', 0).image, (176, 176))
+    (expected,) = InLineModel(tmp_path / 'config.py', path.with_suffix('.pth'), 'cpu')([image])
+    (found,) = InLineModel(path)([image])
+    count = len(expected.scores)
+    assert count >= 20
+    assert len(found.scores) == count
+    np.testing.assert_allclose(np.sort(found.scores), np.sort(expected.scores), atol=1e-3)
+    # Boxes of equal class and place, whatever the order of equal scores.
+    distances = np.abs(expected.boxes[:, None] - found.boxes[None]).max(axis=2)
+    distances[expected.labels[:, None] != found.labels[None]] = np.inf
+    nearest = distances.argmin(axis=1)
+    assert distances[np.arange(count), nearest].max() < 0.05
+    assert expected.boxes.max() > 100
+    if kind == 'mask-rcnn':
+        assert expected.masks.any()
+        assert (found.masks[nearest] != expected.masks).mean() < 0.01
 
 
 def test_nms_keeps_what_a_loop_keeps() -> None:
