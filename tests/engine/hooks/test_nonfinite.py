@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from inline.checkpoints import read_file
 from inline.commands import train
 from inline.engine.hooks.nonfinite import NonFiniteLossHook, from_plain_data, read_dump, to_plain_data
+from inline.utils import errors
 from inline.utils.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT, run_tool
 from tests.engine.hooks.poison import RecordStates
@@ -211,6 +212,8 @@ def run_two(words: list[Any], folder: Path) -> list[tuple[int, str]]:
                     'MASTER_ADDR': '127.0.0.1',
                     'MASTER_PORT': str(port),
                 }
+                # No launcher ends the other rank.
+                errors.RANK_ZERO_SECONDS = 1
                 with exit_on_user_error():
                     call_train(*words)
                 torch.save(RecordStates.states, folder / f'rank_{rank}.pth')
