@@ -68,7 +68,8 @@ class CompileBackboneHook(Hook):
             import torch.fx.experimental._config as shape_config
 
             # Otherwise sizes that are equal in the first batch, such as height and width, are one size.
-            self._settings.enter_context(shape_config.patch(use_duck_shape=False))
+            setting = shape_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+            self._settings.enter_context(setting)
         find_backbone(runner.model).compile(**self.options)
         runner.logger.info('The backbone is compiled in the first step, which can take minutes.')
 
