@@ -94,6 +94,7 @@ def check_component(
     kind = node.get('type', default)
     if kind is None:
         raise UserError(f'{key} {format_value(dict(node))}: lacks type')
+    check_type(f'{key}._scope_', node.get('_scope_'), str | None)
     component = _find(registry, kind, node.get('_scope_'))
     if component is None:
         known = _names(registry)

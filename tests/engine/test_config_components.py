@@ -30,6 +30,7 @@ MISTAKES: dict[str, Any] = {
     'train_cfg.max_iters=0': r'train_cfg\.max_iters 0: must be from 1 to',
     'train_cfg.type=IterLoop': r"unknown loop 'IterLoop': choose one of .*inline\.ResumableIterTrainLoop",
     'val_cfg.fp_16=True': r"unknown key 'fp_16' of ValLoop in val_cfg: it takes fp16 \(did you mean 'fp16'",
+    'default_hooks.logger._scope_=True': r'default_hooks.logger._scope_ True: must be ',
     'default_hooks.logger.type=LoggerHok': r"unknown hook 'LoggerHok': .*did you mean 'LoggerHook'",
     'default_hooks.logger.intervall=5': r"unknown key 'intervall' of LoggerHook .*did you mean 'interval'",
     'default_hooks.logger.interval=0': r'default_hooks\.logger\.interval 0: must be at least 1$',
