@@ -25,10 +25,10 @@ docs: setup  ## build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean
 
 # The type checker uses one core, so the tests start beside it.
-test:  ## formatter, linter, type checker and all tests (9 minutes on 2 cores)
+test:  ## formatter, linter, type checker and all tests (12 minutes on 2 cores)
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
-quick:  ## formatter, linter, type checker and unit tests: no training, no processes (90 seconds on 2 cores)
+quick:  ## formatter, linter, type checker and unit tests: no training, no processes (2 minutes on 2 cores)
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest WORKERS=$$(nproc) SELECTION="-m 'not slow'"
 
 pytest: setup
