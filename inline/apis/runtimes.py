@@ -136,7 +136,7 @@ class ExportedModel:
             ]
         for index, sample in enumerate(samples):
             found = {name: tensor[index] for name, tensor in outputs.items()}
-            sample.pred_instances = _to_instances(
+            sample.pred_instances = to_instances(
                 found,
                 sample,
                 (images.shape[-2], images.shape[-1]),
@@ -177,7 +177,7 @@ class ExportedModel:
             raise TooSmallError(f'{height}×{width} pixels, the file takes at least {smallest}')
 
 
-def _to_instances(
+def to_instances(
     found: Mapping[str, Tensor], sample: BaseDataElement, size: tuple[int, int], threshold: float
 ) -> InstanceData:
     """Return the objects of an image in pixels of the original image.

@@ -115,7 +115,7 @@ def check_inline_component(node: Mapping[Any, Any]) -> torch.nn.Module | None:
     """Check the arguments of a dict whose type is a class of this package.
 
     Returns:
-        The module without memory if it is a backbone, otherwise None.
+        The module on the meta device if it is a backbone, otherwise None.
     """
     component = resolve_inline_type(node['type'])
     if not isinstance(component, type):

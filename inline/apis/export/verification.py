@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from inline.apis.export.detection import DetectionNetwork, paste_masks
 from inline.apis.export.formats import InferenceFn
 from inline.apis.export.model import MIN_DYNAMIC_SIZE, ExportNetwork
+from inline.apis.runtimes import to_instances
 from inline.datasets.digits.rendering import DigitScenesOptions, render_scene
 from inline.datasets.digits.sources import load_sources
 from inline.engine.launch import build_runner
@@ -326,7 +327,9 @@ def _replace_network(
             height, width = sample.img_shape[:2]
             _check_size((height, width), fixed_size)
             outputs = [out[0] for out in run(image[None, :, :height, :width].cpu().contiguous())]
-            sample.pred_instances = _to_instances(outputs, sample, model)
+            found = dict(zip(('boxes', 'scores', 'labels', 'masks'), outputs, strict=False))
+            threshold = model.roi_head.test_cfg.mask_thr_binary if 'masks' in found else 0.5
+            sample.pred_instances = to_instances(found, sample, (height, width), threshold)
         return samples
 
     if cfg.default_scope == 'mmpretrain':
@@ -337,25 +340,6 @@ def _replace_network(
     else:
         # With sliding windows or without: they are part of the file.
         model.inference = compute_logits
-
-
-def _to_instances(outputs: Sequence[Tensor], sample: Any, model: Any) -> Any:
-    """Return the detections of a file at the size of the original image, as mmdet's ``InstanceData``."""
-    from mmengine.structures import InstanceData
-
-    found = outputs[2] >= 0
-    boxes, scores, labels = (out[found] for out in outputs[:3])
-    boxes = boxes / boxes.new_tensor(sample.scale_factor).repeat(2)
-    instances = InstanceData(bboxes=boxes, scores=scores, labels=labels)
-    if len(outputs) > 3:
-        threshold, size = model.roi_head.test_cfg.mask_thr_binary, sample.ori_shape[:2]
-        # One by one: all masks of a large image need much memory.
-        masks = [
-            paste_masks(mask[None], box[None], size)[0] >= threshold
-            for mask, box in zip(outputs[3][found], boxes, strict=True)
-        ]
-        instances.masks = torch.stack(masks) if masks else torch.zeros(0, *size, dtype=torch.bool)
-    return instances
 
 
 def _check_size(size: Sequence[int], fixed_size: tuple[int, int] | None) -> None:

@@ -195,7 +195,7 @@ class NystromMixer(AttentionMixer):
 
     Earlier versions had a convolution by default. They also split the tokens into other segments if
     `num_landmarks` does not divide their number, so that weights trained on such maps give other outputs now.
-    A warning names such weights if the file tells that they are old; a file of safetensors does not.
+    A warning reports such weights if the metadata of the file shows their age; safetensors files have none.
 
     Args:
         dim, num_heads, shared: see :class:`AttentionMixer`.
