@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from inline.utils.errors import UserError
+from inline.utils.import_on_demand import OnDemandFinder
 from inline.utils.torchvision import import_torchvision_without_operators
+
+# Modules of mmdet, and the packages that they import although few detectors need them.
+_MMDET_EXTRAS = {
+    'mmdet.models.task_modules.tracking.interpolation': ['sklearn.gaussian_process.kernels'],
+    'mmdet.models.dense_heads.paa_head': ['sklearn.mixture'],
+    'mmdet.models.language_models.bert': ['transformers'],
+    'mmdet.models.dense_heads.atss_vlfusion_head': ['transformers'],
+    'mmdet.datasets.transforms.text_transformers': ['transformers'],
+}
 
 
 def apply_patches() -> None:
@@ -29,6 +39,7 @@ def apply_patches() -> None:
     with pause_garbage_collection():
         import_torchvision_without_operators()
         import_transformers_on_demand()
+        import_detection_extras_on_demand()
         import_yapf_without_cache()
         find_mmseg_configs()
         skip_metafile_search()
@@ -79,6 +90,19 @@ def import_transformers_on_demand() -> None:
         return Adafactor(params, **options)
 
     OPTIMIZERS.register_module('Adafactor', module=create_adafactor)
+
+
+def import_detection_extras_on_demand() -> None:
+    """Import scikit-learn and transformers only if a detector of mmdet uses them.
+
+    Reason: several modules of mmdet import them for trackers, PAA and text-guided detectors, and mmpretrain
+    imports mmdet, so that every process spends more than two seconds on it. Remove when mmdet imports them
+    where it uses them.
+    """
+    if not any(isinstance(finder, OnDemandFinder) for finder in sys.meta_path):
+        # transformers 5 lacks a function that this module imports, and importing takes a second to find out.
+        absent = {'mmdet.models.utils.vlfuse_helper': 'transformers'} if _has_transformers_5() else {}
+        sys.meta_path.insert(0, OnDemandFinder(_MMDET_EXTRAS, absent))
 
 
 def import_yapf_without_cache() -> None:
@@ -141,14 +165,17 @@ def skip_multimodal_models() -> None:
     With an older or no transformers nothing changes. Remove when mmpretrain's language models can be
     imported with transformers 5.
     """
-    try:
-        major = int(version('transformers').split('.')[0])
-    except PackageNotFoundError:
-        return
-    if major >= 5:
+    if _has_transformers_5():
         from mmpretrain.utils import dependency
 
         dependency.WITH_MULTIMODAL = False
+
+
+def _has_transformers_5() -> bool:
+    try:
+        return int(version('transformers').split('.')[0]) >= 5
+    except PackageNotFoundError:
+        return False
 
 
 def silence_debug_messages() -> None:
