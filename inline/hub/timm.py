@@ -11,7 +11,7 @@ from inline.checkpoints.sources import find_packaged
 from inline.hub.backbones import NAMES, InLineBackbone, create_backbone
 from inline.utils.arguments import check_names
 from inline.utils.errors import UserError
-from inline.utils.torchvision import import_torchvision_without_operators
+from inline.utils.imports import import_torchvision_without_operators
 
 try:
     # timm imports torchvision.

@@ -28,7 +28,7 @@ from inline.models.backbones.deit import ARCHS, DeiTArch
 from inline.models.mixers.registry import MixersConfig
 from inline.utils.arguments import check_arguments, check_choice, parameters_of
 from inline.utils.errors import UserError
-from inline.utils.torchvision import import_torchvision_without_operators
+from inline.utils.imports import import_torchvision_without_operators
 
 try:
     import transformers  # noqa: F401

@@ -15,14 +15,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from inline.utils.errors import UserError
-from inline.utils.import_on_demand import OnDemandFinder
-from inline.utils.torchvision import import_torchvision_without_operators
+from inline.utils.imports import OnDemandFinder, import_torchvision_without_operators, major_version
 
 # Modules of mmdet, and the packages that they import although few detectors need them.
 _MMDET_EXTRAS = {
@@ -55,6 +53,7 @@ def apply_training_patches() -> None:
     report_empty_datasets()
     renumber_annotation_zero()
     silence_library_warnings()
+    format_configs_once()
 
 
 @contextmanager
@@ -101,7 +100,9 @@ def import_detection_extras_on_demand() -> None:
     """
     if not any(isinstance(finder, OnDemandFinder) for finder in sys.meta_path):
         # transformers 5 lacks a function that this module imports, and importing takes a second to find out.
-        absent = {'mmdet.models.utils.vlfuse_helper': 'transformers'} if _has_transformers_5() else {}
+        absent = (
+            {'mmdet.models.utils.vlfuse_helper': 'transformers'} if major_version('transformers') >= 5 else {}
+        )
         sys.meta_path.insert(0, OnDemandFinder(_MMDET_EXTRAS, absent))
 
 
@@ -165,17 +166,10 @@ def skip_multimodal_models() -> None:
     With an older or no transformers nothing changes. Remove when mmpretrain's language models can be
     imported with transformers 5.
     """
-    if _has_transformers_5():
+    if major_version('transformers') >= 5:
         from mmpretrain.utils import dependency
 
         dependency.WITH_MULTIMODAL = False
-
-
-def _has_transformers_5() -> bool:
-    try:
-        return int(version('transformers').split('.')[0]) >= 5
-    except PackageNotFoundError:
-        return False
 
 
 def silence_debug_messages() -> None:
@@ -209,6 +203,27 @@ def silence_library_warnings() -> None:
         'The draw is False, it means that the hook for visualization',
     ):
         warnings.filterwarnings('ignore', message)
+
+
+def format_configs_once() -> None:
+    """Format the text of a config once per process.
+
+    Reason: MMEngine formats it for the log, for the saved file and for every visualization backend, which
+    takes 0.2 s each time. Remove when MMEngine keeps the text.
+    """
+    from yapf.yapflib import yapf_api  # type: ignore[import-untyped]
+
+    format_code = yapf_api.FormatCode
+    if format_code.__module__ == __name__:
+        return
+    known: dict[str, Any] = {}
+
+    def format_once(text: str, **options: Any) -> Any:
+        if text not in known:
+            known[text] = format_code(text, **options)
+        return known[text]
+
+    yapf_api.FormatCode = format_once
 
 
 def silence_pycocotools() -> None:

@@ -112,8 +112,12 @@ def _schedule(cfg: Config) -> str:
 
 def _analyze(run: Run) -> tuple[float, float, float | None]:
     """Return collisions per image, and the local share in percent without and with local terms."""
-    # Worker processes would take longer to start than 40 images take to read.
-    workers = {'test_dataloader.num_workers': 0, 'test_dataloader.persistent_workers': False}
+    # Worker processes, and sharing the dataset with them, would take longer than reading 40 images.
+    workers = {
+        'test_dataloader.num_workers': 0,
+        'test_dataloader.persistent_workers': False,
+        'test_dataloader.dataset.serialize_data': False,
+    }
     model = load_analysis_model(
         str(run.config),
         str(run.last_checkpoint()),

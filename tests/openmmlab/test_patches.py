@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 
 CODE = """
 from inline.openmmlab import patches
-from inline.utils import torchvision as patch
+from inline.utils import imports as patch
 patches.apply_patches()
 import torchvision
 print('patched' if patch._library is not None else 'unchanged', torchvision.__name__)
@@ -78,6 +78,35 @@ def test_transformers_is_imported_on_demand() -> None:
     assert done.stdout.splitlines()[-1] == 'True False', done.stderr
     optimizer = OPTIMIZERS.build({'type': 'Adafactor', 'params': [torch.nn.Parameter(torch.zeros(2))]})
     assert type(optimizer).__module__ == 'transformers.optimization'
+
+
+def test_detectors_import_optional_packages_on_demand() -> None:
+    code = (
+        'import sys; from inline.openmmlab import patches; patches.apply_patches(); '
+        'import mmdet.models, mmdet.datasets; '
+        "print({'sklearn', 'transformers'} & set(sys.modules), set(patches._MMDET_EXTRAS) - set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == 'set() set()', done.stderr
+
+
+def test_the_text_of_a_config_is_formatted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmengine.config import Config
+    from yapf.yapflib import yapf_api
+
+    formatted: list[str] = []
+
+    def format_code(text: str, **_: Any) -> tuple[str, bool]:
+        formatted.append(text)
+        return f'{text.strip()}  # formatted', True
+
+    monkeypatch.setattr(yapf_api, 'FormatCode', format_code)
+    patches.format_configs_once()
+    patches.format_configs_once()
+    config = Config({'a': 1})
+    assert config.pretty_text == config.pretty_text == 'a=1  # formatted'
+    assert Config({'a': 2}).pretty_text == 'a=2  # formatted'
+    assert len(formatted) == 2
 
 
 def test_garbage_is_collected_after_the_block() -> None:

@@ -1,13 +1,47 @@
-"""Imports of optional packages that wait until something of the package is used."""
+"""Imports of packages that are optional, or that do not match the installed torch."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
+
+# torch drops the schemas of a library that nothing refers to.
+_library: Any = None
+
+
+def import_torchvision_without_operators() -> None:
+    """Make ``import torchvision`` work if its compiled operators do not match the installed torch.
+
+    Reason: with a CPU-only torch the operators do not load, and the import fails at the first of them. The
+    toolboxes and transformers use torchvision's Python code only, so it is enough that the operators have a
+    schema. A torchvision that can be imported is not changed. Remove when torchvision can be imported without
+    its operators.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if 'torchvision::nms' not in str(error):
+            raise
+        import torch
+
+        global _library
+        _library = torch.library.Library('torchvision', 'DEF')
+        _library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        _library.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        import torchvision  # noqa: F401
+
+
+def major_version(package: str) -> int:
+    """Return the major version of an installed package, or 0."""
+    try:
+        return int(version(package).split('.')[0])
+    except PackageNotFoundError:
+        return 0
 
 
 class OnDemandFinder(MetaPathFinder):
@@ -62,7 +96,9 @@ class _ReplacingLoader(Loader):
 class _Package(ModuleType):
     """Stands for a package; every name in it is a :class:`_Name`."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('__'):
