@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Train an InLine backbone for three tasks on the digit scenes, test each model, and write a report.
 
-A classifier is trained first. Mask R-CNN and Semantic FPN are fine-tuned from its weights. Mask R-CNN is
-also trained from scratch for the same number of iterations, to show the effect of pretraining. After an
-interruption the demo resumes; finished runs are not repeated.
+A classifier is trained first. Mask R-CNN and Semantic FPN are then fine-tuned from the packaged weights,
+which were pretrained on Tiny-ImageNet, and also trained from scratch for the same number of iterations, to
+show the effect of pretraining. After an interruption the demo resumes; finished runs are not repeated.
 """
 
 import time
@@ -33,7 +33,7 @@ def main() -> None:
     from inline.datasets.digits.scenes import DigitScenesOptions, write_digit_scenes
     from inline.reproduce.report import (
         collect_results,
-        compare_detection,
+        compare_starts,
         format_table,
         write_csv,
         write_report,
@@ -48,18 +48,21 @@ def main() -> None:
     write_report(results, page, describe_run())
     provenance = {run.name: run.provenance() for run in runs}
     write_csv(results, provenance, args.work_dir / 'results.csv')
-    print(f'\n{format_table(results)}\n\n{compare_detection(results)}')
+    sentences = '\n'.join(compare_starts(results))
+    print(f'\n{format_table(results)}\n\n{sentences}')
     print(f'report: {page} (took {format_minutes(time.monotonic() - started)})')
 
 
 def train_and_test(work_dir: Path, fresh: bool) -> 'list[Run]':
-    """Train and test the classifier, then the models fine-tuned from it, with two processes at a time.
+    """Train and test the classifier, then the detectors and the segmentors, with two processes at a time.
 
     Args:
         work_dir: Folder for the runs.
         fresh: Discard the runs of an earlier demo.
     """
+    from inline.checkpoints.sources import find_packaged
     from inline.engine.config import load_config
+    from inline.reproduce.report.results import SCRATCH
     from inline.reproduce.runs import ROOT, Run, run_all
 
     def run(name: str, config: str, pretrained: Path | None = None, processes: int = 1) -> Run:
@@ -79,13 +82,14 @@ def train_and_test(work_dir: Path, fresh: bool) -> 'list[Run]':
 
     classifier = run('classification', 'inline-pvt-micro_digits', processes=2)
     run_all([classifier], max_parallel=1)
-    weights = classifier.last_checkpoint()
-    mask_rcnn, semantic_fpn = (f'{head}_inline-pvt-micro_digits' for head in ('mask-rcnn', 'semantic-fpn'))
-    detectors = [run('detection', mask_rcnn, pretrained=weights), run('detection_scratch', mask_rcnn)]
-    run_all(detectors, max_parallel=2)
-    segmentor = run('segmentation', semantic_fpn, pretrained=weights, processes=2)
-    run_all([segmentor], max_parallel=1)
-    return [classifier, *detectors, segmentor]
+    weights = find_packaged('inline_pvt_micro')
+    others = [
+        run(f'{task}{suffix}', f'{head}_inline-pvt-micro_digits', pretrained=pretrained)
+        for task, head in (('detection', 'mask-rcnn'), ('segmentation', 'semantic-fpn'))
+        for suffix, pretrained in (('', weights), (SCRATCH, None))
+    ]
+    run_all(others, max_parallel=2)
+    return [classifier, *others]
 
 
 def describe_run() -> dict[str, str]:

@@ -4,9 +4,9 @@ from inline.reproduce.report.page import write_report
 from inline.reproduce.report.results import (
     RunResult,
     collect_results,
-    compare_detection,
+    compare_starts,
     format_table,
     write_csv,
 )
 
-__all__ = ['RunResult', 'collect_results', 'compare_detection', 'format_table', 'write_csv', 'write_report']
+__all__ = ['RunResult', 'collect_results', 'compare_starts', 'format_table', 'write_csv', 'write_report']

@@ -16,25 +16,27 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from inline.apis.drawing import DEFAULT_SCORE_THR
 from inline.engine.logs import Curve
 from inline.reproduce.report.results import (
+    BOX_AP50,
     COMPARED,
     LOSS,
+    SCRATCH,
     RunResult,
-    compare_detection,
+    compare_starts,
     format_value,
     table_header,
     table_rows,
 )
-from inline.reproduce.report.samples import DIGITS, SHUFFLE_SEED, Panel, Sample
+from inline.reproduce.report.samples import DIGITS, SHUFFLE_SEED, Sample
 from inline.utils.drawing import BASE_PALETTE, CHART_COLORS
 
 _TEMPLATE = Path(__file__).with_name('template.html')
 _HEADLINES = {
     'classification': 'top-1',
-    'detection': COMPARED,
-    'detection_scratch': COMPARED,
+    'detection': BOX_AP50.title,
+    'detection_scratch': BOX_AP50.title,
     'segmentation': 'mIoU',
+    'segmentation_scratch': 'mIoU',
 }
-_DETECTORS = {'detection': 'fine-tuned', 'detection_scratch': 'from scratch'}
 # Placeholder for the text colour of the page, which differs between light and dark mode.
 _TEXT_COLOR = '#010203'
 _MARKERS = ('o', 's')
@@ -50,17 +52,14 @@ def write_report(results: Sequence[RunResult], out: Path, settings: Mapping[str,
         runs=runs,
         headlines=_HEADLINES,
         format_value=format_value,
-        comparison=compare_detection(results),
+        comparisons=compare_starts(results),
         header=table_header(results),
         rows=table_rows(results),
-        detection_charts=[
-            _chart(runs, 'Box AP50 on the validation scenes', 'box AP50', COMPARED, _DETECTORS),
-            _chart(runs, 'Training loss of both detectors', 'loss', LOSS, _DETECTORS),
-        ],
+        comparison_charts=_comparison_charts(runs),
         other_charts=_other_charts(runs),
         tiles=samples.get('classification', []),
-        scenes=_detection_scenes(samples),
-        maps=samples.get('segmentation', []),
+        scenes=_paired_scenes('detection', samples),
+        maps=_paired_scenes('segmentation', samples),
         legend={name: '#{:02x}{:02x}{:02x}'.format(*BASE_PALETTE[i]) for i, name in enumerate(DIGITS)},
         score_threshold=DEFAULT_SCORE_THR,
         shuffle_seed=SHUFFLE_SEED,
@@ -132,15 +131,29 @@ def draw_chart(
     return Markup(text[text.index('<svg') :])
 
 
-def _other_charts(runs: Mapping[str, RunResult]) -> list[dict[str, Any]]:
+def _starts(task: str) -> dict[str, str]:
+    """Return the two runs of a task and their labels."""
+    return {task: 'fine-tuned', task + SCRATCH: 'from scratch'}
+
+
+def _comparison_charts(runs: Mapping[str, RunResult]) -> list[dict[str, Any]]:
     charts = []
-    for name, task in (('classification', 'Classification'), ('segmentation', 'Segmentation')):
-        if name in runs:
-            metric, label = _HEADLINES[name], {name: task}
-            title = f'{task}: {metric} on the validation images'
-            charts.append(_chart(runs, title, f'{metric} (%)', metric, label))
-            charts.append(_chart(runs, f'{task}: training loss', 'loss', LOSS, label))
+    for task, (metric, model) in COMPARED.items():
+        title = f'{metric[0].upper()}{metric[1:]} on the validation scenes'
+        charts.append(_chart(runs, title, metric, metric, _starts(task)))
+        charts.append(_chart(runs, f'Training loss of both {model}s', 'loss', LOSS, _starts(task)))
     return charts
+
+
+def _other_charts(runs: Mapping[str, RunResult]) -> list[dict[str, Any]]:
+    name, task, metric = 'classification', 'Classification', _HEADLINES['classification']
+    if name not in runs:
+        return []
+    title = f'{task}: {metric} on the validation images'
+    return [
+        _chart(runs, title, f'{metric} (%)', metric, {name: task}),
+        _chart(runs, f'{task}: training loss', 'loss', LOSS, {name: task}),
+    ]
 
 
 def _chart(
@@ -156,11 +169,16 @@ def _chart(
     }
 
 
-def _detection_scenes(samples: Mapping[str, list[Sample]]) -> list[Sample]:
-    """Combine the samples of both detectors: one ground truth and two predictions per scene."""
-    scenes: dict[str, dict[str, Panel]] = {}
-    for name, label in _DETECTORS.items():
+def _paired_scenes(task: str, samples: Mapping[str, list[Sample]]) -> list[Sample]:
+    """Combine the samples of both runs of a task: one ground truth and two predictions per scene."""
+    scenes: dict[str, Sample] = {}
+    for name, label in _starts(task).items():
         for sample in samples.get(name, []):
-            panels = scenes.setdefault(sample.image, {'Ground truth': sample.panels['Ground truth']})
-            panels[label.capitalize()] = sample.panels['Prediction']
-    return [Sample(image, panels) for image, panels in scenes.items()]
+            scene = scenes.get(sample.image)
+            panels = scene.panels if scene else {k: v for k, v in sample.panels.items() if k != 'Prediction'}
+            notes = [scene.note] if scene and scene.note else []
+            notes += [f'{label}: {sample.note}'] if sample.note else []
+            scenes[sample.image] = Sample(
+                sample.image, {**panels, label.capitalize(): sample.panels['Prediction']}, '; '.join(notes)
+            )
+    return list(scenes.values())

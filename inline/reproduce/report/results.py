@@ -26,8 +26,10 @@ from inline.utils import tables
 
 LOSS = 'loss'
 MISSING = '–'
-# The metric by which the two detectors are compared.
-COMPARED = 'box AP50'
+BOX_AP50 = Metric('box_ap50', 'box AP50', 'coco/bbox_mAP_50', 100)
+# The metric by which fine-tuning and training from scratch are compared, and the name of the model.
+COMPARED = {'detection': (BOX_AP50.title, 'detector'), 'segmentation': (MIOU.title, 'segmentor')}
+SCRATCH = '_scratch'
 # Values have one decimal in the table: a smaller difference is not visible.
 _MIN_DIFFERENCE = 0.05
 _NUM_TEXT_COLUMNS = 2
@@ -52,7 +54,7 @@ class RunResult:
 
 _DETECTION = (
     BOX_AP,
-    Metric('box_ap50', COMPARED, 'coco/bbox_mAP_50', 100),
+    BOX_AP50,
     MASK_AP,
     Metric('mask_ap50', 'mask AP50', 'coco/segm_mAP_50', 100),
 )
@@ -63,6 +65,13 @@ _RUNS = (
     ('detection', 'Detection, fine-tuned', 'Mask R-CNN', _DETECTION, detection_samples),
     ('detection_scratch', 'Detection, from scratch', 'Mask R-CNN', _DETECTION, detection_samples),
     ('segmentation', 'Segmentation, fine-tuned', 'Semantic FPN', _SEGMENTATION, segmentation_samples),
+    (
+        'segmentation_scratch',
+        'Segmentation, from scratch',
+        'Semantic FPN',
+        _SEGMENTATION,
+        segmentation_samples,
+    ),
 )
 
 
@@ -124,26 +133,33 @@ def table_rows(results: Sequence[RunResult]) -> list[list[str]]:
     ]
 
 
-def compare_detection(results: Sequence[RunResult]) -> str:
-    """Compare the fine-tuned detector with the one trained from scratch, in one sentence."""
-    ap = {run.name: value for run in results if (value := run.metrics.get(COMPARED)) is not None}
-    if len(ap) < 2:
-        return 'Fine-tuning and training from scratch cannot be compared: a test result is missing.'
-    tuned_ap, scratch_ap = ap['detection'], ap['detection_scratch']
+def compare_starts(results: Sequence[RunResult]) -> list[str]:
+    """Compare fine-tuning with training from scratch, in one sentence per task."""
+    runs = {run.name: run for run in results}
+    return [
+        _compare(task, runs.get(task), runs.get(task + SCRATCH), metric, model)
+        for task, (metric, model) in COMPARED.items()
+    ]
+
+
+def _compare(task: str, tuned: RunResult | None, scratch: RunResult | None, metric: str, model: str) -> str:
+    values = [run.metrics[metric] if run else None for run in (tuned, scratch)]
+    if tuned is None or scratch is None or values[0] is None or values[1] is None:
+        return f'Starting points of {task} cannot be compared: a test result is missing.'
     # Difference of the rounded values, so that the sentence agrees with the table.
-    difference = round(tuned_ap, 1) - round(scratch_ap, 1)
+    difference = round(values[0], 1) - round(values[1], 1)
     if abs(difference) < _MIN_DIFFERENCE:
         verdict = 'the same as'
     else:
         verdict = f'{abs(difference):.1f} points {"above" if difference > 0 else "below"}'
-    tuned, scratch = (_format_count(run.iterations) for run in results if run.name in ap)
-    if tuned == scratch:
-        budget = f'After {tuned} iterations each'
+    lengths = [_format_count(run.iterations) for run in (tuned, scratch)]
+    if lengths[0] == lengths[1]:
+        budget = f'After {lengths[0]} iterations each'
     else:
-        budget = f'After {tuned} and {scratch} iterations (different training lengths)'
+        budget = f'After {lengths[0]} and {lengths[1]} iterations (different training lengths)'
     return (
-        f'{budget}, the detector fine-tuned from the classifier’s weights reaches a box AP50 of '
-        f'{tuned_ap:.1f}, {verdict} the {scratch_ap:.1f} of the same detector trained from scratch.'
+        f'{budget}, the {model} fine-tuned from the packaged weights reaches a {metric} of {values[0]:.1f}, '
+        f'{verdict} the {values[1]:.1f} of the same {model} trained from scratch.'
     )
 
 

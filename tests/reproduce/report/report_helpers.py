@@ -28,6 +28,7 @@ TEST_METRICS: dict[str, dict[str, float]] = {
         'coco/segm_mAP_50': 0.249,
     },
     'segmentation': {'mIoU': 61.44, 'aAcc': 93.5},
+    'segmentation_scratch': {'mIoU': 40.0, 'aAcc': 88.0},
 }
 
 
@@ -48,7 +49,7 @@ def write_test_metrics(run_dir: Path, session: str, metrics: dict[str, float]) -
 
 
 def fabricate_demo(demo_dir: Path, data_dir: Path, iterations: int = 1000) -> None:
-    """Write all four runs: learning curves that rise to the test metrics, and nearly correct predictions."""
+    """Write all runs: learning curves that rise to the test metrics, and nearly correct predictions."""
     random = np.random.default_rng(0)
     for run, metrics in TEST_METRICS.items():
         lines: list[dict[str, float]] = []
@@ -66,7 +67,9 @@ def fabricate_demo(demo_dir: Path, data_dir: Path, iterations: int = 1000) -> No
     _dump(demo_dir / 'detection', [_detect(data_dir, coco, image, 0.9) for image in coco['images']])
     scratch = [_detect(data_dir, coco, image, 0.55, dense=True) for image in coco['images']]
     _dump(demo_dir / 'detection_scratch', scratch)
-    _dump(demo_dir / 'segmentation', [_segment(data_dir, image['file_name']) for image in coco['images']])
+    segmented = [_segment(data_dir, image['file_name']) for image in coco['images']]
+    for name in ('segmentation', 'segmentation_scratch'):
+        _dump(demo_dir / name, segmented)
 
 
 def _dump(run_dir: Path, predictions: list[dict[str, Any]]) -> None:

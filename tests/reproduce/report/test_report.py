@@ -26,7 +26,7 @@ from inline.reproduce.generated_files import table_source
 from inline.reproduce.report import (
     RunResult,
     collect_results,
-    compare_detection,
+    compare_starts,
     format_table,
     write_csv,
     write_report,
@@ -38,8 +38,8 @@ from tests.checkpoints.malicious import RunsCode
 
 SETTINGS = {'Hardware': '2 cores', 'Commit': 'abc1234', 'Seed': '0'}
 NUM_CHARTS = 6
-# The small dataset gives 20 tiles, and 4 scenes with three pictures for each of two tasks.
-NUM_IMAGES = 20 + 4 * 3 + 4 * 3
+# The small dataset gives 20 tiles, and 4 scenes: three pictures for detection, four for segmentation.
+NUM_IMAGES = 20 + 4 * 3 + 4 * 4
 
 
 @pytest.fixture(scope='module')
@@ -71,7 +71,7 @@ def test_the_csv_file_has_provenance_that_pages_do_not_show(results: list[RunRes
     lines = (tmp_path / 'results.csv').read_text().splitlines()
     assert [word in line for word, line in (('abc1234', lines[1]), ('def5678', lines[2]))] == [True, True]
     header, *rows = table_source(str(tmp_path / 'results.csv'))
-    assert (header[0], header[-1], len(rows)) == ('task', 'minutes', 4)
+    assert (header[0], header[-1], len(rows)) == ('task', 'minutes', 5)
 
 
 def with_ap50(results: list[RunResult], **values: float | None) -> list[RunResult]:
@@ -139,6 +139,7 @@ def test_table(results: list[RunResult]) -> None:
         ['Detection, fine-tuned', 'Mask R-CNN', '41.2', '70.6', '35.4', '64.2', '1,000', '5.0'],
         ['Detection, from scratch', 'Mask R-CNN', '12.3', '29.5', '10.1', '24.9', '1,000', '5.0'],
         ['Segmentation, fine-tuned', 'Semantic FPN', '61.4', '93.5', '1,000', '5.0'],
+        ['Segmentation, from scratch', 'Semantic FPN', '40.0', '88.0', '1,000', '5.0'],
     ]
 
 
@@ -154,15 +155,19 @@ def test_table(results: list[RunResult]) -> None:
 def test_comparison_states_the_difference(
     results: list[RunResult], tuned: float, scratch: float | None, expected: str
 ) -> None:
-    sentence = compare_detection(with_ap50(results, detection=tuned, detection_scratch=scratch))
-    assert expected in sentence
-    assert sentence.count('. ') == 0
+    detection, segmentation = compare_starts(with_ap50(results, detection=tuned, detection_scratch=scratch))
+    assert expected in detection
+    assert detection.count('. ') == 0
+    assert (
+        'the segmentor fine-tuned from the packaged weights reaches a mIoU of 61.4, 21.4 points'
+        in segmentation
+    )
 
 
 def test_comparison_mentions_different_training_lengths(results: list[RunResult]) -> None:
-    assert compare_detection(results).startswith('After 1,000 iterations each')
+    assert all(line.startswith('After 1,000 iterations each') for line in compare_starts(results))
     shorter = [replace(run, iterations=500) if run.name == 'detection_scratch' else run for run in results]
-    assert compare_detection(shorter).startswith(
+    assert compare_starts(shorter)[0].startswith(
         'After 1,000 and 500 iterations (different training lengths)'
     )
 
@@ -170,7 +175,7 @@ def test_comparison_mentions_different_training_lengths(results: list[RunResult]
 def test_missing_runs_are_dashes(missing_runs: list[RunResult], tmp_path: Path) -> None:
     table = format_table(missing_runs)
     # One dash for each metric, the iterations and the minutes.
-    assert [line.count('–') for line in table.splitlines()[2:]] == [3, 6, 6, 4]
+    assert [line.count('–') for line in table.splitlines()[2:]] == [3, 6, 6, 4, 4]
     write_report(missing_runs, tmp_path / 'report.html', {})
     page = Page((tmp_path / 'report.html').read_text())
     assert not page.attributes('svg')
