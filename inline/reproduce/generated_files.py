@@ -14,8 +14,10 @@ from inline.reproduce.measure import find_measured
 from inline.reproduce.provenance import PROVENANCE, ROOT
 from inline.reproduce.tables import MEASURED, PAPER, TABLES, Row, Table
 from inline.utils.errors import UserError
-from inline.utils.tables import read_csv
+from inline.utils.tables import format_seeds, read_csv
 
+# Columns of results/measured/finetuning.csv.
+FINETUNING_COLUMNS = ('dataset', 'start', 'seed', 'metric', 'value', 'minutes', *PROVENANCE)
 CODE = 'https://github.com/LeapLabTHU/InLine'
 COLLECTION = {
     'Metadata': {'Architecture': ['Injective linear attention', 'Local residual']},
@@ -38,8 +40,8 @@ def table_source(source: str) -> list[list[str]]:
     Args:
         source: A CSV file of the repository (provenance columns are not shown), the name of a table of
             tools/reproduce.py, ``models`` or ``transfer``, the short tables of the README, ``runtimes``,
-            ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET`` for an ablation, or ``gpu``, which has no
-            rows until benchmarks/gpu.py has run.
+            ``ablation/TABLE/DATASET`` or ``verdicts/TABLE/DATASET`` for an ablation, ``finetuning``, or
+            ``gpu``, which has no rows until benchmarks/gpu.py has run.
     """
     kind, _, name = source.partition('/')
     if kind in ('ablation', 'verdicts'):
@@ -50,6 +52,8 @@ def table_source(source: str) -> list[list[str]]:
         return model_rows(MEASURED / 'models.csv')
     if source == 'transfer':
         return transfer_rows()
+    if source == 'finetuning':
+        return finetuning_rows(MEASURED / 'finetuning.csv')
     if source == 'gpu':
         return gpu_rows(MEASURED / 'gpu.csv')
     if source in TABLES:
@@ -105,6 +109,19 @@ def transfer_rows() -> list[list[str]]:
             if row.name.startswith('inline-') and reported:
                 lines.append([row.name, metric.title, reported, softmax])
     return lines
+
+
+def finetuning_rows(path: Path) -> list[list[str]]:
+    """Return header and rows: every dataset, with mean and standard deviation over seeds for each start."""
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for line in read_csv(path):
+        row = values.setdefault((line['dataset'], line['metric']), {})
+        row.setdefault(line['start'], []).append(float(line['value']))
+    starts = list(dict.fromkeys(start for row in values.values() for start in row))
+    return [
+        ['dataset', 'metric', *starts],
+        *([*key, *(format_seeds(row.get(start, [])) for start in starts)] for key, row in values.items()),
+    ]
 
 
 def gpu_rows(path: Path) -> list[list[str]]:

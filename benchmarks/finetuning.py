@@ -1,0 +1,116 @@
+"""Fine-tune InLine-PVT-micro on your data from scratch, from a digit classifier and from packaged weights.
+
+python -m benchmarks.finetuning classification FOLDER --digits CHECKPOINT
+python -m benchmarks.finetuning detection FOLDER --digits CHECKPOINT
+
+Every start is trained with the same config and several seeds; the result is the last validation. Two runs
+execute at a time. Finished runs are not repeated, and interrupted ones continue.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from inline.engine.logs import curve, read_scalars, training_minutes
+from inline.openmmlab.patches import apply_patches
+from inline.reproduce.generated_files import FINETUNING_COLUMNS
+from inline.reproduce.provenance import ROOT
+from inline.reproduce.runs import Run, run_all
+from inline.reproduce.tables import BOX_AP, MEASURED, TOP1, Metric
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.tables import read_csv, write_csv
+
+
+@dataclass(frozen=True)
+class Task:
+    """A config that fine-tunes the micro backbone, and its metric."""
+
+    config: str
+    metric: Metric
+
+
+TASKS = {
+    'classification': Task('inline-pvt-micro_image-folder', TOP1),
+    'detection': Task('retinanet_inline-pvt-micro_coco-format', BOX_AP),
+}
+
+
+def main() -> None:
+    parser = OneLineParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('task', choices=TASKS, help='what the data is annotated for')
+    parser.add_argument('data', type=Path, help='folder with the images and annotations')
+    parser.add_argument('--digits', type=Path, required=True, help='checkpoint of a digit classifier')
+    parser.add_argument('--seeds', type=int, default=3, help='number of seeds (default: %(default)s)')
+    parser.add_argument(
+        '--work-dir',
+        type=Path,
+        default=Path('work_dirs/finetuning'),
+        help='folder for the runs (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--output',
+        type=Path,
+        default=MEASURED / 'finetuning.csv',
+        help='CSV file to which the runs are added (default: %(default)s)',
+    )
+    args = parser.parse_args()
+    apply_patches()
+    task = TASKS[args.task]
+    runs = plan_runs(task, args.data, args.digits, args.seeds, args.work_dir)
+    starts = {run.folder: key for key, run in runs.items()}
+
+    def record(run: Run) -> None:
+        start, seed = starts[run.folder]
+        add_line(
+            args.output, {'dataset': args.data.name, 'start': start, 'seed': str(seed), **measure(run, task)}
+        )
+
+    run_all(list(runs.values()), max_parallel=2, on_finish=record)
+
+
+def plan_runs(task: Task, data: Path, digits: Path, seeds: int, work_dir: Path) -> dict[tuple[str, int], Run]:
+    """Return the runs by start and seed."""
+    starts: dict[str, tuple[Path | None, tuple[str, ...]]] = {
+        'scratch': (None, ('--pretrained', 'none')),
+        'digits': (digits, ()),
+        'packaged': (None, ()),
+    }
+    return {
+        (start, seed): Run(
+            ROOT / 'configs' / 'finetune' / f'{task.config}.py',
+            work_dir / data.name / f'{start}_seed{seed}',
+            pretrained=pretrained,
+            data_root=str(data),
+            options=(f'randomness.seed={seed}',),
+            flags=flags,
+            test=False,
+        )
+        for seed in range(seeds)
+        for start, (pretrained, flags) in starts.items()
+    }
+
+
+def measure(run: Run, task: Task) -> dict[str, str]:
+    """Return metric, value of the last validation, minutes of training and provenance of a finished run."""
+    records = read_scalars(run.folder)
+    values = curve(records, task.metric.key, task.metric.scale).values
+    if not values:
+        raise UserError(f'{run.name} logged no {task.metric.title}: see {run.folder}')
+    return {
+        'metric': task.metric.title,
+        'value': f'{values[-1]:.2f}',
+        'minutes': f'{training_minutes(records) or 0:.2f}',
+        **run.provenance(),
+    }
+
+
+def add_line(path: Path, line: dict[str, str]) -> None:
+    """Add a run to a CSV file, in place of an earlier one with the same data, start and seed."""
+    key = ('dataset', 'start', 'seed')
+    lines = read_csv(path) if path.is_file() else []
+    others = [other for other in lines if any(other[name] != line[name] for name in key)]
+    write_csv(path, FINETUNING_COLUMNS, [*others, line])
+
+
+if __name__ == '__main__':
+    with exit_on_user_error():
+        main()
