@@ -7,5 +7,5 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=150),
     dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False),
 ]
-train_cfg = dict(max_iters=600, val_interval=600)
-default_hooks = dict(checkpoint=dict(interval=600))
+train_cfg = dict(max_iters=500, val_interval=500)
+default_hooks = dict(checkpoint=dict(interval=500))
