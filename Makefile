@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 # one of them imports all test modules, so that `quick`, whose tests do not wait, has one per core.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 9)))
 
-.PHONY: help setup demo claims docs test quick lint pytest format clean
+.PHONY: help setup demo claims docs test quick exhaustive lint pytest format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -25,11 +25,14 @@ docs: setup  ## build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean
 
 # The type checker uses one core, so the tests start beside it.
-test:  ## formatter, linter, type checker and all tests (12 minutes on 2 cores)
-	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+test:  ## formatter, linter, type checker and tests (9 minutes on 2 cores)
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest SELECTION="-m 'not exhaustive'"
 
 quick:  ## formatter, linter, type checker and unit tests: no training, no processes (2 minutes on 2 cores)
-	@$(MAKE) --no-print-directory --jobs=2 lint pytest WORKERS=$$(nproc) SELECTION="-m 'not slow'"
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest WORKERS=$$(nproc) SELECTION="-m 'not slow and not exhaustive'"
+
+exhaustive:  ## the long tests that `test` leaves out: more families, formats and compilers
+	@$(MAKE) --no-print-directory pytest SELECTION="-m exhaustive"
 
 pytest: setup
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(SELECTION)

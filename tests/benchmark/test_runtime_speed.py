@@ -128,7 +128,7 @@ def test_every_row_is_written_when_it_is_finished(tmp_path: Path, monkeypatch: p
     assert lines[-1].endswith('about 0:00 left')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_process_measures_and_failures_become_notes(tmp_path: Path) -> None:
     cells = run_job(Job('DeiT-T', 32, 'eager bf16', 1, 5, 0.0, str(tmp_path)), timeout=300)
     assert float(cells['speedup']) > 0

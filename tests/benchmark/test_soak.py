@@ -109,7 +109,7 @@ def test_sample_includes_child_processes(tmp_path: Path) -> None:
         process.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_short_run_is_sampled_judged_and_plotted(digit_scenes: Path, tmp_path: Path) -> None:
     done = run_tool(
         'benchmarks/soak.py', '--minutes', '0.05', '--interval', '0.2', '--warm-up', '0', '--every', '3',

@@ -32,7 +32,7 @@ def read_accuracies(text: str) -> list[int]:
     return [int(number) for number in match.groups()]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stored_outputs_are_those_of_a_run() -> None:
     stored, new = nbformat.read(NOTEBOOK, as_version=4), run_notebook(NOTEBOOK)
     for left, right in zip(stored.cells, new.cells, strict=True):

@@ -21,7 +21,13 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(name, marks=() if name == 'inline-pvt-nano_digits' else pytest.mark.exhaustive)
+        for name in RUNS
+    ],
+)
 def test_training_with_a_compiled_backbone_has_the_same_losses(
     name: str, digit_scenes: Path, tmp_path: Path
 ) -> None:

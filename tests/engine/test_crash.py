@@ -104,8 +104,11 @@ def crash_and_resume(runs: Runs, kills: int, seed: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('options', 'processes', 'kills'),
-    [(BY_ITERATION, 1, 8), (BY_ITERATION, 2, 4), (BY_EPOCH, 1, 4)],
-    ids=['one process', 'two processes', 'by epoch with workers'],
+    [
+        pytest.param(BY_ITERATION, 1, 8, id='one process', marks=pytest.mark.exhaustive),
+        pytest.param(BY_ITERATION, 2, 4, id='two processes'),
+        pytest.param(BY_EPOCH, 1, 4, id='by epoch with workers', marks=pytest.mark.exhaustive),
+    ],
 )
 def test_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     options: dict[str, Any], processes: int, kills: int, digit_scenes: Path, tmp_path: Path

@@ -81,6 +81,7 @@ def test_onnx_export_with_static_shapes(family: str) -> None:
 
 
 # With and without a class token. Windows take long; tests/apis/export/test_formats.py exports them.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('family', ['deit', 'pvt'])
 def test_onnx_export_with_dynamic_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)
@@ -112,6 +113,7 @@ def test_torch_export_with_static_shapes(family: str, strict: bool) -> None:
 
 
 # One family, because it is slow: without strict mode, the tests of the ONNX exporter cover all.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('family', ['swin'])
 def test_strict_torch_export_with_dynamic_shapes(family: str) -> None:
     model = build(family, archs=ONE_STAGE)

@@ -60,7 +60,13 @@ def assert_agrees(compiled: nn.Module, model: nn.Module, *shapes: tuple[int, int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize(
+    'family',
+    [
+        pytest.param(family, marks=() if family == 'InLinePVT' else pytest.mark.exhaustive)
+        for family in FAMILIES
+    ],
+)
 def test_one_program_for_all_sizes_and_batches(family: str) -> None:
     model = small(family)
     # aot_eager also traces the backward pass, which takes several times as long.
@@ -128,7 +134,7 @@ def test_every_mixer_compiles_to_one_graph(mixer: str) -> None:
     torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_windows_compiled_by_inductor_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward pass; without optimisation by the C++ compiler, which takes most of the time."""
     monkeypatch.setenv('TORCHINDUCTOR_DEBUG_COMPILE', '1')

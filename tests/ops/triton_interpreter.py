@@ -1,6 +1,6 @@
 """Checks of the Triton kernels in Triton's interpreter, run by test_triton.py in a process of their own.
 
-TRITON_INTERPRET=1 INLINE_TRITON=1 python -m tests.ops.triton_interpreter
+TRITON_INTERPRET=1 INLINE_TRITON=1 python -m tests.ops.triton_interpreter [CHECK …]
 
 The interpreter is chosen when a kernel is defined, so it cannot be switched on in a process of other tests.
 """
@@ -208,6 +208,13 @@ def count_calls() -> list[str]:
 if __name__ == '__main__':
     assert triton_local_residual.INTERPRETED
     torch.set_num_threads(1)
-    for check in (check_reference, check_details, check_mixer, check_benchmark, check_compile):
-        check()
-        print(f'{check.__name__.removeprefix("check_")} passed', flush=True)
+    checks = {
+        'reference': check_reference,
+        'details': check_details,
+        'mixer': check_mixer,
+        'benchmark': check_benchmark,
+        'compile': check_compile,
+    }
+    for name in sys.argv[1:] or checks:
+        checks[name]()
+        print(f'{name} passed', flush=True)

@@ -102,7 +102,7 @@ def test_classifier_runs_in_onnx_runtime_at_any_size(models: dict[str, Model], t
     assert sorted(path.name for path in out.parent.iterdir()) == ['digits.onnx', 'digits.onnx.json']
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_segmentor_returns_logits_per_pixel(models: dict[str, Model], tmp_path: Path) -> None:
     out = tmp_path / 'scenes.onnx'
     args = ['--dynamic', '--with-preprocessing', '--out', out]

@@ -41,7 +41,13 @@ def small_backbone(family: str) -> ExportNetwork:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize(
+    'family',
+    [
+        pytest.param(family, marks=() if family == 'InLinePVT' else pytest.mark.exhaustive)
+        for family in FAMILIES
+    ],
+)
 def test_backbones_agree_in_onnx_runtime_and_as_programs(family: str, tmp_path: Path) -> None:
     network = small_backbone(family)
     program = trace(network, example_size((64, 64), 64), 3, dynamic=True)
@@ -91,7 +97,11 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('task', 'name'),
-    [('classification', 'torch-export'), ('segmentation', 'torch-export'), ('classification', 'aoti')],
+    [
+        ('classification', 'torch-export'),
+        ('segmentation', 'torch-export'),
+        pytest.param('classification', 'aoti', marks=pytest.mark.exhaustive),
+    ],
 )
 def test_complete_models_agree(task: str, name: str, traced: Any, tmp_path: Path) -> None:
     model, program = traced(task)
