@@ -55,7 +55,7 @@ print(json.dumps(growth))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_stays_below_one_gigabyte() -> None:
     done = subprocess.run(
         [sys.executable, '-c', MEASURE], cwd=ROOT, capture_output=True, text=True, check=False

@@ -36,7 +36,7 @@ def test_runs_differ_in_their_starting_weights_and_seed(runs: dict[tuple[str, in
     assert all('randomness.seed=1' in command for command in commands.values())
 
 
-def test_the_last_validation_is_recorded(runs: dict[tuple[str, int], Run], tmp_path: Path) -> None:
+def test_the_last_validation_is_recorded(runs: dict[tuple[str, int], Run]) -> None:
     run = runs['scratch', 0]
     run.begin()
     with pytest.raises(UserError, match='scratch_seed0 logged no top-1'):

@@ -223,7 +223,7 @@ QUICK = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path, tmp_path: Path) -> None:
     """Run tools/claims.py, which calls tools/ablate.py, then tools/ablate.py on the same runs."""
     data = ['--data-root', digit_scenes.parent]

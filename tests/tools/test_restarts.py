@@ -111,7 +111,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
         yield start
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_run_survives_a_killed_worker_and_saves_when_it_is_stopped(
     launch: Callable[..., Launcher], digit_scenes: Path, tmp_path: Path
 ) -> None:

@@ -114,7 +114,7 @@ def test_complete_models_agree(task: str, name: str, traced: Any, tmp_path: Path
     assert check_outputs(model.network, FORMATS[name].load(path), shapes, 3) <= TOLERANCE
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_onnx_runtime_telemetry_is_disabled(tmp_path: Path) -> None:
     env = {**os.environ, 'HOME': str(tmp_path)}
     env.pop('ORT_DISABLE_TELEMETRY', None)

@@ -150,6 +150,7 @@ def test_test_images_are_drawn_at_random_with_a_fixed_seed(digit_scenes: Path) -
     assert choose_test_images(cfg, None) is None
 
 
+@pytest.mark.exhaustive
 def test_openvino_and_nncf_write_no_files_to_the_home_folder(tmp_path: Path) -> None:
     # NNCF's own telemetry is off in a process that has imported pytest.
     code = (
