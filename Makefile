@@ -28,7 +28,7 @@ docs: setup  ## build the documentation into site/ and check its links
 test:  ## formatter, linter, type checker and tests (9 minutes on 2 cores)
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest SELECTION="-m 'not exhaustive'"
 
-quick:  ## formatter, linter, type checker and unit tests: no training, no processes (2 minutes on 2 cores)
+quick:  ## formatter, linter, type checker and unit tests (90 seconds on 2 cores)
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest WORKERS=$$(nproc) SELECTION="-m 'not slow and not exhaustive'"
 
 exhaustive:  ## the long tests that `test` leaves out: more families, formats and compilers

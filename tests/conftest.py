@@ -36,10 +36,23 @@ ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = {'run_tool', 'run_fresh', 'run_ranks', 'run_warm', 'subprocess', 'fork', 'start_processes'}
 
 
+# Folders of tests that use many packages together: tools, exports, reports, pages, datasets of users.
+INTEGRATION = (
+    'apis',
+    'docs',
+    'reproduce',
+    'tools',
+    'datasets/custom',
+    'datasets/digits',
+    'datasets/test_finetune',
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that starts a process as slow, so that `make quick` needs no list of them."""
+    """Mark tests that start a process, and integration tests, as slow: `make quick` leaves them out."""
     for item in items:
-        if isinstance(item, pytest.Function) and _starts_process(item.function, set()):
+        is_integration = item.path.relative_to(ROOT / 'tests').as_posix().startswith(INTEGRATION)
+        if is_integration or (isinstance(item, pytest.Function) and _starts_process(item.function, set())):
             item.add_marker('slow')
 
 
