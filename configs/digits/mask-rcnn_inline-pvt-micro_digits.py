@@ -21,4 +21,4 @@ model = dict(
     ),
     test_cfg=dict(rpn=dict(nms_pre=300, max_per_img=100)),
 )
-train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=160, val_interval=80)
+train_cfg = dict(type='inline.ResumableIterTrainLoop', max_iters=400, val_interval=100)

@@ -13,7 +13,7 @@ from tests.apis.small_models import save_model
 DIGITS = tuple('0123456789')
 # Checkpoint path in the pages and class names, by config. The weights are random.
 CHECKPOINTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    'digits/mask-rcnn_inline-pvt-micro_digits': ('work_dirs/demo/detection/iter_160.pth', DIGITS),
+    'digits/mask-rcnn_inline-pvt-micro_digits': ('work_dirs/demo/detection/iter_400.pth', DIGITS),
     'digits/semantic-fpn_inline-pvt-micro_digits': (
         'work_dirs/demo/segmentation/iter_800.pth',
         ('background', *DIGITS),
