@@ -139,8 +139,7 @@ def _starts(task: str) -> dict[str, str]:
 def _comparison_charts(runs: Mapping[str, RunResult]) -> list[dict[str, Any]]:
     charts = []
     for task, (metric, model) in COMPARED.items():
-        title = f'{metric[0].upper()}{metric[1:]} on the validation scenes'
-        charts.append(_chart(runs, title, metric, metric, _starts(task)))
+        charts.append(_chart(runs, f'Validation: {metric}', metric, metric, _starts(task)))
         charts.append(_chart(runs, f'Training loss of both {model}s', 'loss', LOSS, _starts(task)))
     return charts
 

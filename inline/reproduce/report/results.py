@@ -158,7 +158,7 @@ def _compare(task: str, tuned: RunResult | None, scratch: RunResult | None, metr
     else:
         budget = f'After {lengths[0]} and {lengths[1]} iterations (different training lengths)'
     return (
-        f'{budget}, the {model} fine-tuned from the packaged weights reaches a {metric} of {values[0]:.1f}, '
+        f'{budget}, the {model} fine-tuned from the packaged weights reaches {metric} {values[0]:.1f}, '
         f'{verdict} the {values[1]:.1f} of the same {model} trained from scratch.'
     )
 
