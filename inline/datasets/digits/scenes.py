@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -151,24 +152,34 @@ def _render_all(
 ) -> Iterator[tuple[Job, list[Annotation]]]:
     """Render and write all images on all cores; yields in the order of the jobs."""
     global _arguments
-    _arguments = (folder, sources, options)
+    context = multiprocessing.get_context('fork')
+    stopped = context.Value('b', False, lock=False)
+    _arguments = (folder, sources, options, stopped)
     # Forked processes share the photographs. The images are too small for OpenCV's threads.
     threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:
-        with multiprocessing.get_context('fork').Pool(os.cpu_count()) as pool:
+        pool = context.Pool(os.cpu_count(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        try:
             yield from pool.imap(_render, jobs, chunksize=32)
+        finally:
+            # Not terminate(): it waits forever if it kills a process that holds the lock of a queue.
+            stopped.value = True
+            pool.close()
+            pool.join()
     finally:
         cv2.setNumThreads(threads)
         _arguments = None
 
 
-_arguments: tuple[Path, DigitSources, DigitScenesOptions] | None = None
+_arguments: tuple[Path, DigitSources, DigitScenesOptions, Any] | None = None
 
 
 def _render(job: Job) -> tuple[Job, list[Annotation]]:
     assert _arguments is not None
-    folder, sources, options = _arguments
+    folder, sources, options, stopped = _arguments
+    if stopped.value:
+        return job, []
     if job.task == 'classification':
         rendered = render_classification(sources, options, job.split, job.index)
         name = f'{job.index:06d}_digit{rendered.digit:04d}.jpg'
