@@ -137,13 +137,18 @@ def _scale(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Return ``block(x, hw)``; torch.compile compiles blocks of equal structure only once."""
+    """Return ``block(x, hw)``; torch.compile compiles blocks of equal structure only once.
+
+    Softmax blocks are an exception if gradients are needed: with PyTorch 2.13, inductor may give the fused
+    kernel's saved output other strides than a nested region expects, and the backward pass does not compile.
+    """
     if (
         torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
         and isinstance(block, Block)
         and is_plain(block, Block)
         and is_plain(block.drop_path, DropPath)
+        and (block.mixer.is_linear or not torch.is_grad_enabled())
     ):
         # Random numbers are drawn outside: the rates of the blocks differ.
         mixer_scale, mlp_scale = block.drop_path.sample_scale(x), block.drop_path.sample_scale(x)

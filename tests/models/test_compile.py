@@ -103,6 +103,20 @@ def test_equal_blocks_are_compiled_once(dynamic: bool) -> None:
     assert len(set(graphs.regions)) == 1
 
 
+def test_softmax_blocks_are_shared_only_without_gradients() -> None:
+    images = torch.randn(1, 3, 64, 64)
+    shared = []
+    for training in (True, False):
+        graphs = Graphs()
+        arch = {**SMALL['InLineDeiT'], 'depth': 3}
+        model = InLineDeiT(arch, img_size=64, mixers={'type': 'Softmax'})
+        compiled = torch.compile(model, fullgraph=True, backend=graphs)
+        with torch.set_grad_enabled(training):
+            torch.testing.assert_close(compiled(images), model(images))
+        shared.append(len(graphs.regions))
+    assert shared == [0, 3]
+
+
 def test_blocks_with_hooks_are_compiled_with_them() -> None:
     graphs = Graphs()
     model = InLineDeiT({**SMALL['InLineDeiT'], 'depth': 3}, img_size=64).eval()
