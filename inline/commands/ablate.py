@@ -2,8 +2,9 @@
 
 components: injectivity and local residual separately. baselines: InLine and other attention (Table 9).
 kernels: kernel functions, normalised by division or injective (Tables 1, 3, 10). windows: window sizes with
-and without the local residual (Table 4). Interrupted runs resume; finished ones are not repeated. Every
-finished run is added to a CSV file at once, so that a partial table can be shown with --summarize.
+and without the local residual (Table 4). Interrupted runs resume; runs that are finished, or whose result
+is in --results already, are not repeated. Every finished run is added to a CSV file at once, so that a partial
+table can be shown with --summarize.
 """
 
 import argparse
@@ -112,7 +113,13 @@ def ablate(args: argparse.Namespace) -> None:
         args.results and ablation_tables.runs_file(args.results, ablation, args.dataset),
     )
     default_parallel = 1 if torch.cuda.is_available() or args.nproc > 1 else os.cpu_count() or 1
-    run_all(list(runs.values()), args.jobs or default_parallel, measured.record)
+    waiting = []
+    for run in runs.values():
+        if measured.recall(run):
+            print(f'{run.name}: already measured', flush=True)
+        else:
+            waiting.append(run)
+    run_all(waiting, args.jobs or default_parallel, measured.record)
     costs = ablation_runs.measure_costs({row: ablation.config(args.dataset, row) for row in titles})
     ablation_runs.write_costs(costs, out / 'costs.csv')
     summaries = ablation_tables.summarize(titles, measured.outcomes, costs)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.backend import uses_triton
-from inline.ops.symint import is_symbolic
+from inline.ops.symint import is_symbolic, statically_true
 from inline.ops.tokens import count_prefix, zero_masked
 
 
@@ -53,9 +53,13 @@ def local_residual(
     biases = None if bias is None else bias.repeat(batch)
     if v.device.type == 'cpu':
         # Tokens are already in channels-last layout, which is the fastest for oneDNN.
-        maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels).permute(0, 3, 1, 2)
-        out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
-        return out.permute(0, 2, 3, 1).reshape(-1, batch, channels).transpose(0, 1)
+        maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels)
+        height = hw[0]
+        if statically_true(height < 3):
+            # oneDNN's backward pass is up to 100 times as slow on maps with fewer rows than the kernel.
+            maps = F.pad(maps, (0, 0, 0, 0, 0, 3 - height))
+        out = F.conv2d(maps.permute(0, 3, 1, 2), kernels, biases, padding=1, groups=batch * channels)
+        return out.permute(0, 2, 3, 1)[:, :height].reshape(-1, batch, channels).transpose(0, 1)
     # PyTorch's depthwise CUDA kernel expects channels first.
     maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
     out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)

@@ -46,7 +46,8 @@ class Outcome:
         minutes: Minutes of training.
         provenance: Provenance columns.
         collisions: Colliding query pairs per image, summed over layers and heads; None if not measured.
-        locality: Share of attention in the 3×3 neighbourhood in percent, averaged over layers.
+        locality: Share of attention in the 3×3 neighbourhood in percent, averaged over the layers with more
+            than 2×2 tokens.
         locality_with_local: The same with the local terms of the mixer; None if it has none.
     """
 
@@ -126,9 +127,11 @@ def _analyze(run: Run) -> tuple[float, float, float | None]:
         data_root=run.data_root,
     )
     shares = measure_locality(model, sample_images(model, ANALYSIS_IMAGES, seed=0, batch_size=8)).values()
+    # On maps of up to 2×2 tokens, every token is a neighbour of every other: the share is always 1.
+    large_maps = [layer for layer in shares if layer[2] is not None and layer[2] < 1]
     attention, with_local = (
         [100 * share for share in column if share is not None]
-        for column in list(zip(*shares, strict=True))[:2]
+        for column in list(zip(*large_maps, strict=True))[:2]
     )
     # Last, because it converts the model to float64.
     found = measure_injectivity(model, sample_images(model, ANALYSIS_IMAGES, seed=0, batch_size=8))
@@ -162,11 +165,20 @@ class MeasuredRuns:
         """The results in the order of the runs."""
         return [self._found[key] for key in self.keys.values() if key in self._found]
 
-    def record(self, run: Run) -> None:
-        """Measure a finished run, unless its result is known, and write the files."""
+    def recall(self, run: Run) -> bool:
+        """Use the result in the files, and return whether they have one of this run with its current inputs."""
         row, seed = self.keys[run.folder]
-        known = self._known.get((row, seed, run.provenance()['digest']))
-        outcome = self._found[row, seed] = known or measure_run(row, seed, run)
+        outcome = self._known.get((row, seed, run.inputs().short_digest))
+        if outcome is not None:
+            self._add(outcome)
+        return outcome is not None
+
+    def record(self, run: Run) -> None:
+        """Measure a finished run."""
+        self._add(measure_run(*self.keys[run.folder], run))
+
+    def _add(self, outcome: Outcome) -> None:
+        self._found[outcome.row, outcome.seed] = outcome
         write_outcomes(self.outcomes, self.path)
         if self.results is not None:
             append_outcome(outcome, self.results)

@@ -55,6 +55,11 @@ class Inputs:
         """Digest of all inputs; it does not depend on the location of files."""
         return text_digest(json.dumps(self._content()))
 
+    @property
+    def short_digest(self) -> str:
+        """The digest as in the column ``digest`` of result files."""
+        return self.digest[:SHORT]
+
     def changed_from(self, other: 'Inputs') -> list[str]:
         """Return the names of the inputs that differ."""
         old = other._content()
@@ -109,7 +114,7 @@ def provenance_columns(config: Path, inputs: Inputs, sessions: Sequence[Mapping[
         'config_digest': inputs.config[:SHORT],
         'weights': '; '.join(weights),
         'data_digest': inputs.data[:SHORT],
-        'digest': inputs.digest[:SHORT],
+        'digest': inputs.short_digest,
         **merge_columns(sessions),
     }
 

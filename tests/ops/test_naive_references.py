@@ -143,7 +143,7 @@ def test_softmax_bias_gets_gradients() -> None:
 
 @pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize('batch', [1, 3])
-@pytest.mark.parametrize(('hw', 'prefix'), list(product(MAPS, (0, 1, 2))))
+@pytest.mark.parametrize(('hw', 'prefix'), list(product([*MAPS, (2, 5)], (0, 1, 2))))
 def test_local_residual(hw: tuple[int, int], prefix: int, batch: int, masked: bool) -> None:
     torch.manual_seed(0)
     tokens = prefix + hw[0] * hw[1]

@@ -1,5 +1,7 @@
 """Costs of the rows of an ablation, and runs that are recorded as they finish."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,13 @@ def test_runs_are_recorded_as_they_finish_and_measured_once(
     assert [outcome.row for outcome in read_outcomes(own)] == ['softmax', 'inline']
     assert measured == [('inline', 0), ('softmax', 0)]
 
+    # Without the work directory, the result is taken from the files as long as the inputs are the same.
+    shutil.rmtree(runs['softmax', 0].folder)
     again = MeasuredRuns({runs['softmax', 0].folder: ('softmax', 0)}, own, shared)
-    again.record(runs['softmax', 0])
-    assert len(measured) == 2
+    assert again.recall(runs['softmax', 0])
     # The file of the command has its own runs only, the shared one keeps the others.
     assert [outcome.row for outcome in read_outcomes(own)] == ['softmax']
     assert [outcome.row for outcome in read_outcomes(shared)] == ['inline', 'softmax']
+    changed = replace(runs['softmax', 0], options=('train_cfg.max_iters=3',))
+    assert not again.recall(changed)
+    assert len(measured) == 2

@@ -1,16 +1,19 @@
-# InLine-PVT-micro on Tiny-ImageNet, 12 × 12 tokens in the first stage. It has learned positions, unlike the
+# InLine-PVT-micro on Tiny-ImageNet, 8 × 8 tokens in the first stage. It has learned positions, unlike the
 # configs in configs/tiny_imagenet/: rows without a local term would have no position information. Photographs
-# are reduced to 48 pixels, which takes half the time of 64.
+# are reduced to 32 pixels, which takes a quarter of the time of 64.
 _base_ = ['../tiny_imagenet/classification.py', '../digits/backbone.py']
 train_dataloader = _base_.train_dataloader
-train_dataloader.dataset.pipeline.insert(2, dict(type='Resize', scale=(48, 48)))
+train_dataloader.dataset.pipeline[1:2] = [
+    dict(type='Resize', scale=(32, 32), interpolation='area'),
+    dict(type='RandomCrop', crop_size=32, padding=4, padding_mode='reflect'),
+]
 val_dataloader = _base_.val_dataloader
-val_dataloader.dataset.pipeline.insert(1, dict(type='Resize', scale=(48, 48)))
+val_dataloader.dataset.pipeline.insert(1, dict(type='Resize', scale=(32, 32), interpolation='area'))
 test_dataloader = val_dataloader
 model = dict(
     backbone={
         **_base_.backbone,
-        'img_size': 48,
+        'img_size': 32,
         'out_indices': (3,),
         'absolute_position': True,
         'init_cfg': [
