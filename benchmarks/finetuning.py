@@ -10,13 +10,15 @@ execute at a time. Finished runs are not repeated, and interrupted ones continue
 from dataclasses import dataclass
 from pathlib import Path
 
-from inline.engine.logs import curve, read_scalars, training_minutes
+from inline.checkpoints import check_checkpoint
 from inline.openmmlab.patches import apply_patches
 from inline.reproduce.generated_files import FINETUNING_COLUMNS
+from inline.reproduce.measure import last_validation
 from inline.reproduce.provenance import ROOT
-from inline.reproduce.runs import Run, run_all
+from inline.reproduce.runs import NO_WEIGHTS, Run, run_all
 from inline.reproduce.tables import BOX_AP, MEASURED, TOP1, Metric
-from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
+from inline.utils.arguments import check_positive
+from inline.utils.errors import OneLineParser, exit_on_user_error
 from inline.utils.tables import read_csv, write_csv
 
 
@@ -53,6 +55,8 @@ def main() -> None:
         help='CSV file to which the runs are added (default: %(default)s)',
     )
     args = parser.parse_args()
+    check_positive('--seeds', args.seeds)
+    check_checkpoint(str(args.digits), '--digits')
     apply_patches()
     task = TASKS[args.task]
     runs = plan_runs(task, args.data, args.digits, args.seeds, args.work_dir)
@@ -61,7 +65,13 @@ def main() -> None:
     def record(run: Run) -> None:
         start, seed = starts[run.folder]
         add_line(
-            args.output, {'dataset': args.data.name, 'start': start, 'seed': str(seed), **measure(run, task)}
+            args.output,
+            {
+                'dataset': args.data.name,
+                'start': start,
+                'seed': str(seed),
+                **last_validation(run, task.metric),
+            },
         )
 
     run_all(list(runs.values()), max_parallel=2, on_finish=record)
@@ -69,11 +79,7 @@ def main() -> None:
 
 def plan_runs(task: Task, data: Path, digits: Path, seeds: int, work_dir: Path) -> dict[tuple[str, int], Run]:
     """Return the runs by start and seed."""
-    starts: dict[str, tuple[Path | None, tuple[str, ...]]] = {
-        'scratch': (None, ('--pretrained', 'none')),
-        'digits': (digits, ()),
-        'packaged': (None, ()),
-    }
+    starts = {'scratch': NO_WEIGHTS, 'digits': digits, 'packaged': None}
     return {
         (start, seed): Run(
             ROOT / 'configs' / 'finetune' / f'{task.config}.py',
@@ -81,25 +87,10 @@ def plan_runs(task: Task, data: Path, digits: Path, seeds: int, work_dir: Path) 
             pretrained=pretrained,
             data_root=str(data),
             options=(f'randomness.seed={seed}',),
-            flags=flags,
             test=False,
         )
         for seed in range(seeds)
-        for start, (pretrained, flags) in starts.items()
-    }
-
-
-def measure(run: Run, task: Task) -> dict[str, str]:
-    """Return metric, value of the last validation, minutes of training and provenance of a finished run."""
-    records = read_scalars(run.folder)
-    values = curve(records, task.metric.key, task.metric.scale).values
-    if not values:
-        raise UserError(f'{run.name} logged no {task.metric.title}: see {run.folder}')
-    return {
-        'metric': task.metric.title,
-        'value': f'{values[-1]:.2f}',
-        'minutes': f'{training_minutes(records) or 0:.2f}',
-        **run.provenance(),
+        for start, pretrained in starts.items()
     }
 
 

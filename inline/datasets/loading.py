@@ -3,12 +3,14 @@
 Valid files give the same values as the transforms of the toolboxes. See ``docs/data_validation.md``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mmcv
 import numpy as np
 from mmcv.transforms import BaseTransform, LoadImageFromFile
 from mmengine import fileio
+from mmengine.dataset import Compose
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -98,6 +100,31 @@ class LoadImage(LoadImageFromFile):
             return image
 
         return decode_image(decode, content, path)
+
+
+@TRANSFORMS.register_module()
+class CacheImages(BaseTransform):
+    """Keep the output of the first, deterministic transforms in memory: small images are decoded only once.
+
+    Each worker process caches the images that it reads, so use few workers, and keep them
+    (``persistent_workers=True``).
+
+    Args:
+        transforms: Configs of transforms without randomness, which load and resize an image.
+    """
+
+    def __init__(self, transforms: Sequence[dict[str, Any]]) -> None:
+        self._transforms = Compose(transforms)
+        self._cache: dict[int, Results] = {}
+
+    def transform(self, results: Results) -> Results:
+        index = results['sample_idx']
+        if index not in self._cache:
+            known = set(results)
+            loaded = self._transforms(results)
+            self._cache[index] = {key: value for key, value in loaded.items() if key not in known}
+        # Later transforms may change the image in place.
+        return {**results, **self._cache[index], 'img': self._cache[index]['img'].copy()}
 
 
 @TRANSFORMS.register_module()

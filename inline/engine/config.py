@@ -188,12 +188,14 @@ def set_data_root(cfg: Config, root: str | Path) -> None:
 
 
 def starting_checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:
-    """Yield config key and path of every checkpoint that training starts from."""
+    """Yield config key and path of every checkpoint that training reads: starting weights, teachers."""
     if cfg.get('load_from'):
         yield 'load_from', cfg.load_from
     for key, node in walk_dicts(cfg.get('model'), 'model'):
         if node.get('type') == 'Pretrained' and node.get('checkpoint'):
             yield f'{key}.checkpoint', node['checkpoint']
+        if node.get('teacher_checkpoint'):
+            yield f'{key}.teacher_checkpoint', node['teacher_checkpoint']
 
 
 def image_size(cfg: Config) -> tuple[int, int]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inline.checkpoints import check_checkpoint
-from inline.engine.logs import read_test_metrics, scaled
+from inline.engine.logs import curve, read_scalars, read_test_metrics, scaled, training_minutes
 from inline.reproduce.provenance import PROVENANCE, SHORT, provenance_columns
 from inline.reproduce.runs import Run, call
-from inline.reproduce.tables import Row, Table
+from inline.reproduce.tables import Metric, Row, Table
 from inline.utils.environment import describe_environment
 from inline.utils.errors import UserError
 from inline.utils.resources import format_tool
@@ -103,6 +103,20 @@ def _read_metrics(row: Row, test_dir: Path) -> dict[str, str]:
             raise UserError(f'the test of {row.name} wrote no {metric.title}: see {test_dir}')
         metrics[metric.column] = f'{value:.2f}'
     return metrics
+
+
+def last_validation(run: Run, metric: Metric) -> dict[str, str]:
+    """Return metric, value of the last validation, minutes of training and provenance of a finished run."""
+    records = read_scalars(run.folder)
+    values = curve(records, metric.key, metric.scale).values
+    if not values:
+        raise UserError(f'{run.name} logged no {metric.title}: see {run.folder}')
+    return {
+        'metric': metric.title,
+        'value': f'{values[-1]:.2f}',
+        'minutes': f'{training_minutes(records) or 0:.2f}',
+        **run.provenance(),
+    }
 
 
 def columns(table: Table) -> list[str]:

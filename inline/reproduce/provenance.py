@@ -133,7 +133,8 @@ def _dataset_paths(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     prefix = dataset.get('data_prefix') or (dataset.get('data_root') and dataset.get('split')) or {}
     folders = prefix if isinstance(prefix, Mapping) else {'data_prefix': prefix}
     for key, name in folders.items():
-        packed = zip_of(root / name)
+        # The zip of one split, or of all of them.
+        packed = zip_of(root / name) or zip_of(root)
         yield key, packed or root / name
         if packed is not None and (labels := label_file_of(packed)) is not None:
             yield 'labels', labels

@@ -32,6 +32,8 @@ PROGRESS_SECONDS = 10
 RECORD = 'run.json'
 # Marker of a work directory of an earlier version, without a record of the inputs.
 OLD_MARKER = 'begun'
+# Value of --pretrained that removes the pretrained weights of the config.
+NO_WEIGHTS = 'none'
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Run:
     Args:
         config: The config file.
         folder: Work directory for logs, checkpoints and test results.
-        pretrained: Pretrained weights of the backbone.
+        pretrained: Pretrained weights of the backbone, or :data:`NO_WEIGHTS`; None for those of the config.
         processes: Number of processes.
         data_root: Folder that contains the datasets; None for the default of the tools.
         options: ``key=value`` overrides of the config.
@@ -72,7 +74,7 @@ class Run:
 
     config: Path
     folder: Path
-    pretrained: Path | None = None
+    pretrained: Path | str | None = None
     processes: int = 1
     data_root: str | None = None
     options: tuple[str, ...] = ()
@@ -102,7 +104,8 @@ class Run:
             # --pretrained replaces load_from and the weights in the backbone's init_cfg.
             replaced = ('load_from', 'model.backbone.init_cfg')
             checkpoints = {key: path for key, path in checkpoints.items() if not key.startswith(replaced)}
-            checkpoints['--pretrained'] = str(self.pretrained)
+            if self.pretrained != NO_WEIGHTS:
+                checkpoints['--pretrained'] = str(self.pretrained)
         return Inputs(
             text_digest('\n'.join([settings, *self.flags])),
             {path: path_digest(path) for path in checkpoints.values()},

@@ -7,8 +7,9 @@ import cv2
 import numpy as np
 import pytest
 
-from benchmarks.finetuning import TASKS, add_line, measure, plan_runs
+from benchmarks.finetuning import TASKS, add_line, plan_runs
 from inline.reproduce.generated_files import finetuning_rows
+from inline.reproduce.measure import last_validation
 from inline.reproduce.runs import Run
 from inline.utils.errors import UserError
 from inline.utils.tables import read_csv
@@ -33,6 +34,10 @@ def test_runs_differ_in_their_starting_weights_and_seed(runs: dict[tuple[str, in
     assert '--pretrained none' in commands['scratch']
     assert 'digits.pth' in commands['digits']
     assert '--pretrained' not in commands['packaged']
+    weights = {start: list(runs[start, 1].inputs().weights) for start in commands}
+    assert weights['scratch'] == []
+    assert [Path(path).name for path in weights['digits']] == ['digits.pth']
+    assert weights['packaged'] == ['inline_pvt_micro']
     assert all('randomness.seed=1' in command for command in commands.values())
 
 
@@ -40,7 +45,7 @@ def test_the_last_validation_is_recorded(runs: dict[tuple[str, int], Run]) -> No
     run = runs['scratch', 0]
     run.begin()
     with pytest.raises(UserError, match='scratch_seed0 logged no top-1'):
-        measure(run, TASKS['classification'])
+        last_validation(run, TASKS['classification'].metric)
     log = run.folder / '20260101_000000' / 'vis_data' / 'scalars.json'
     log.parent.mkdir(parents=True)
     lines = [
@@ -49,7 +54,7 @@ def test_the_last_validation_is_recorded(runs: dict[tuple[str, int], Run]) -> No
         {'accuracy/top1': 50.0, 'step': 2},
     ]
     log.write_text('\n'.join(map(json.dumps, lines)))
-    line = measure(run, TASKS['classification'])
+    line = last_validation(run, TASKS['classification'].metric)
     assert (line['metric'], line['value'], line['minutes']) == ('top-1', '50.00', '1.00')
     assert line['digest'] == run.provenance()['digest']
 

@@ -3,12 +3,13 @@
 # are reduced to 32 pixels, which takes a quarter of the time of 64.
 _base_ = ['../tiny_imagenet/classification.py', '../digits/backbone.py']
 train_dataloader = _base_.train_dataloader
-train_dataloader.dataset.pipeline[1:2] = [
-    dict(type='Resize', scale=(32, 32), interpolation='area'),
+_resize = dict(type='Resize', scale=(32, 32), interpolation='area')
+train_dataloader.dataset.pipeline[:2] = [
+    dict(type='inline.CacheImages', transforms=[dict(type='inline.LoadImage'), _resize]),
     dict(type='RandomCrop', crop_size=32, padding=4, padding_mode='reflect'),
 ]
 val_dataloader = _base_.val_dataloader
-val_dataloader.dataset.pipeline.insert(1, dict(type='Resize', scale=(32, 32), interpolation='area'))
+val_dataloader.dataset.pipeline.insert(1, _resize)
 test_dataloader = val_dataloader
 model = dict(
     backbone={
@@ -24,4 +25,4 @@ model = dict(
     },
     head=dict(in_channels=192),
 )
-train_cfg = dict(max_epochs=10)
+train_cfg = dict(max_epochs=10, val_interval=5)
