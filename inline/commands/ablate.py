@@ -3,8 +3,8 @@
 components: injectivity and local residual separately. baselines: InLine and other attention (Table 9).
 kernels: kernel functions, normalised by division or injective (Tables 1, 3, 10). windows: window sizes with
 and without the local residual (Table 4). Interrupted runs resume; runs that are finished, or whose result
-is in --results already, are not repeated. Every finished run is added to a CSV file at once, so that a partial
-table can be shown with --summarize.
+is in --results already, are not repeated. Every finished run is added to a CSV file at once, so that a
+partial table can be shown with --summarize.
 """
 
 import argparse

@@ -166,7 +166,7 @@ class MeasuredRuns:
         return [self._found[key] for key in self.keys.values() if key in self._found]
 
     def recall(self, run: Run) -> bool:
-        """Use the result in the files, and return whether they have one of this run with its current inputs."""
+        """Use the stored result of a run with the same inputs; return whether there is one."""
         row, seed = self.keys[run.folder]
         outcome = self._known.get((row, seed, run.inputs().short_digest))
         if outcome is not None:

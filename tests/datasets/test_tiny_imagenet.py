@@ -4,7 +4,9 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from mmengine.config import Config
 from mmengine.fileio import get
 
 from inline.datasets.prepare import tiny_imagenet as preparation
@@ -14,6 +16,7 @@ from inline.datasets.tiny_imagenet import TinyImageNet, read_classes, read_split
 from inline.datasets.validation.checks import check_paths
 from inline.engine.config import load_config, set_data_root
 from inline.registry import DATASETS as REGISTRY
+from inline.reproduce.provenance import data_digest
 from inline.utils.errors import UserError
 from tests.configs.tiny_datasets import write_tiny_imagenet
 from tests.conftest import ROOT
@@ -126,3 +129,28 @@ def test_the_check_takes_a_folder_a_parent_folder_and_a_zip(root: Path) -> None:
     path = pack(root, 'tiny-imagenet-200/')
     assert locate(dataset, path) == locate(dataset, path.parent) == path
     assert [report.problems for report in check(path, Decoding(1))] == [[], [], []]
+
+
+def test_cached_images_are_read_once_and_not_changed_by_later_transforms(root: Path) -> None:
+    load = [{'type': 'inline.LoadImage'}, {'type': 'Resize', 'scale': (32, 32)}]
+    plain = TinyImageNet(str(root), 'train', load)
+    cached = TinyImageNet(str(root), 'train', [{'type': 'inline.CacheImages', 'transforms': load}])
+    first = cached[2]
+    assert set(first) == set(plain[2])
+    assert first['sample_idx'] == 2
+    assert np.array_equal(first['img'], plain[2]['img'])
+    first['img'][:] = 0
+    (root / 'train' / 'n00000002' / 'images' / 'n00000002_0.JPEG').unlink()
+    again = cached[2]
+    assert again['img'].any()
+    assert again['gt_label'] == 1
+    assert not np.array_equal(cached[1]['img'], again['img'])
+
+
+def test_a_zip_of_all_splits_is_part_of_the_data_digest(root: Path) -> None:
+    cfg = Config({'train_dataloader': {'dataset': {'data_root': str(root), 'split': 'train'}}})
+    pack(root, 'tiny-imagenet-200/', zipfile.ZIP_STORED)
+    digest = data_digest(cfg, ['train'])
+    with zipfile.ZipFile(root.with_suffix('.zip'), 'a') as file:
+        file.writestr('tiny-imagenet-200/train/n00000001/images/more.JPEG', b'')
+    assert data_digest(cfg, ['train']) != digest
