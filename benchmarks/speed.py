@@ -3,6 +3,7 @@
 python -m benchmarks.speed --threads 1 > results/measured/speed.csv
 """
 
+import copy
 import csv
 import math
 import statistics
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.checks import check, compare
 from benchmarks.ops import PASSES, NaiveSoftmaxMixer, Shape, build_peers, shapes
-from benchmarks.plain import use_plain
+from benchmarks.plain import use_plain, use_torch_linear
 from inline.benchmark import Timing, describe_machine, interleave, peak_memory, prepare_for_timing
 from inline.benchmark.figure5 import DEIT_TINY, softmax_deit_tiny
 from inline.benchmark.hardware import add_timing_flags, check_counts, choose_device
@@ -117,17 +118,23 @@ def modules(bench: Bench) -> Iterator[Row]:
 
 
 def backbones(bench: Bench) -> Iterator[Row]:
+    """Time backbones against a plain one, and against plain attention in the optimised backbone."""
     image = bench.image(512)
     for name, build in MODELS.items():
         torch.manual_seed(0)
         model = build().to(bench.device).eval()
-        torch.manual_seed(0)
-        plain = use_plain(build()).to(bench.device).eval()
-        with torch.inference_mode():
-            compare(f'{name} and its plain formulation', model(image)[-1], plain(image)[-1], 1e-3)
-        timings = bench.time({'ours': make_inference(model, image), 'plain': make_inference(plain, image)})
-        speedups = timings['ours'].speedups(timings['plain'])
-        yield Row(f'{name} at 512×512, inference, against plain', speedups, 'at least', 1.15)
+        peers = {
+            'a plain backbone': use_torch_linear(use_plain(copy.deepcopy(model))),
+            'plain attention in the same backbone': use_plain(copy.deepcopy(model)),
+        }
+        for title, peer in peers.items():
+            with torch.inference_mode():
+                compare(f'{name} and {title}', model(image)[-1], peer(image)[-1], 1e-3)
+        runs = {title: make_inference(peer, image) for title, peer in peers.items()}
+        timings = bench.time({'ours': make_inference(model, image), **runs})
+        for title, required in zip(peers, (1.15, 1.0), strict=True):
+            speedups = timings['ours'].speedups(timings[title])
+            yield Row(f'{name} at 512×512, inference, against {title}', speedups, 'at least', required)
 
 
 def against_softmax(bench: Bench) -> Iterator[Row]:

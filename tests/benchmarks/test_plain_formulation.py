@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
-from benchmarks.plain import PlainMixer, to_plain, use_plain
+from benchmarks.plain import PlainMixer, to_plain, use_plain, use_torch_linear
+from inline.models.layers import is_plain
 from inline.models.mixers import InLineMixer
 from tests.models.families import FAMILIES, build
 
@@ -45,4 +47,7 @@ def test_use_plain_keeps_the_outputs_of_a_backbone(family: str) -> None:
     plain = use_plain(model)
     assert any(isinstance(module, PlainMixer) for module in plain.modules())
     assert not any(isinstance(module, InLineMixer) for module in plain.modules())
+    torch.testing.assert_close(plain(image), before, rtol=1e-8, atol=1e-9)
+    use_torch_linear(plain)
+    assert not any(is_plain(module, nn.Linear) for module in plain.modules())
     torch.testing.assert_close(plain(image), before, rtol=1e-8, atol=1e-9)
