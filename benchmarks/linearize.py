@@ -1,9 +1,10 @@
-"""Linearise a softmax classifier, and compare each phase with training from scratch for as many epochs.
+"""Linearise a softmax classifier: accuracy after each phase, and time of both models at several image sizes.
 
-python -m benchmarks.linearize CONFIG --from CHECKPOINT
+python -m benchmarks.linearize phases CONFIG --from CHECKPOINT
+python -m benchmarks.linearize times CONFIG
 
-The phases get a fifth of the epochs of the config. Softmax and InLine are also timed at several image sizes.
-Two runs execute at a time. Finished runs are not repeated, and interrupted ones continue.
+The phases get a fifth of the epochs of the config, and so does an InLine model from scratch. Two runs execute
+at a time. Finished runs are not repeated, and interrupted ones continue.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from inline.utils.arguments import check_positive
 from inline.utils.atomic import make_folder
 from inline.utils.environment import describe_environment
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
-from inline.utils.tables import write_csv
+from inline.utils.tables import format_table, write_csv
 
 TIME_COLUMNS = ('side', 'softmax ms', 'InLine ms', 'speedup', 'spread', 'repetitions', 'conditions')
 
@@ -42,54 +43,65 @@ def main() -> None:
     args = parse_args()
     apply_patches()
     results = make_folder('--results', args.results)
-    if not args.times_only:
-        lines = list(compare(args))
-        write_csv(results / 'linearize.csv', LINEARIZE_COLUMNS, lines)
-        for line in lines:
-            print(f'{line["model"]:<50} {line["epochs"]:>3} epochs  top-1 {line["top1"]}', flush=True)
-    times = list(time_models(load_config(args.config), args.sizes))
-    write_csv(results / 'linearize_times.csv', TIME_COLUMNS, times)
-    for line in times:
-        print(
-            f'{line["side"]:>5} px: softmax {line["softmax ms"]} ms, InLine {line["InLine ms"]} ms',
-            flush=True,
-        )
+    if args.what == 'phases':
+        rows = list(compare(args))
+        write_csv(results / 'linearize.csv', LINEARIZE_COLUMNS, rows)
+        shown: Sequence[str] = ('model', 'epochs', 'top1')
+    else:
+        rows = list(time_models(load_config(args.config), args.sizes, args.repetitions))
+        write_csv(results / 'linearize_times.csv', TIME_COLUMNS, rows)
+        shown = TIME_COLUMNS[:-1]
+    print(format_table(shown, [[row[column] for column in shown] for row in rows]))
 
 
 def parse_args() -> argparse.Namespace:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('what', choices=('phases', 'times'), help='what to measure')
     parser.add_argument('config', help='config of the softmax classifier')
     parser.add_argument(
-        '--from', dest='weights', required=True, metavar='CHECKPOINT', help='weights of the softmax model'
+        '--from', dest='weights', metavar='CHECKPOINT', help='phases: weights of the softmax model'
     )
     parser.add_argument(
-        '--epochs', type=int, help='epochs of all phases together (default: a fifth of the config)'
+        '--epochs', type=int, help='phases: epochs of both together (default: a fifth of the config)'
     )
     parser.add_argument(
         '--sizes',
         type=int,
         nargs='+',
         default=[64, 256, 1024],
-        help='image sizes to time (default: 64 256 1024)',
+        help='times: sides in pixels (default: 64 256 1024)',
     )
-    parser.add_argument('--times-only', action='store_true', help='train nothing')
     parser.add_argument(
-        '--work-dir', type=Path, default=Path('work_dirs/linearize_benchmark'), help='(default: %(default)s)'
+        '--repetitions', type=int, default=5, help='times: repetitions (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--work-dir', type=Path, default=Path('work_dirs/linearize_phases'), help='(default: %(default)s)'
     )
     parser.add_argument(
         '--results', type=Path, default=MEASURED, help='folder of the CSV files (default: %(default)s)'
     )
     add_data_root(parser)
     args = parser.parse_args()
-    check_positive('--epochs', args.epochs)
-    check_checkpoint(args.weights, '--from')
+    for flag, values in (
+        ('sizes', args.sizes),
+        ('repetitions', [args.repetitions]),
+        ('epochs', [args.epochs]),
+    ):
+        for value in values:
+            check_positive(f'--{flag}', value)
+    if args.what == 'phases':
+        if args.weights is None:
+            parser.error('phases needs the weights of the softmax model: --from CHECKPOINT')
+        check_checkpoint(args.weights, '--from')
     return args
 
 
 def compare(args: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Yield a line per model: teacher, exchange of the mixers alone, after each phase, from scratch."""
     epochs = args.epochs or default_epochs(load_config(args.config))
-    matching = max(1, epochs // 2)
+    if epochs < 2:
+        raise UserError(f'{epochs} epoch for two phases: give at least 2 with --epochs')
+    matching = epochs // 2
     weights = Path(args.weights).resolve()
     paths = Linearization(args.config, str(weights), args.work_dir, match_epochs=matching).write_configs()
     swapped = args.work_dir / 'swapped.pth'
@@ -149,7 +161,7 @@ def describe(title: str, epochs: int, measured: dict[str, str]) -> dict[str, str
     return {column: line.get(column, '') for column in LINEARIZE_COLUMNS}
 
 
-def time_models(cfg: Config, sides: Sequence[int], repetitions: int = 5) -> Iterator[dict[str, str]]:
+def time_models(cfg: Config, sides: Sequence[int], repetitions: int) -> Iterator[dict[str, str]]:
     """Yield the CPU time of softmax and of InLine for one image of each size, measured alternately."""
     prepare_for_timing(threads=1)
     device = torch.device('cpu')

@@ -50,7 +50,9 @@ TOLERANCES = {
     'ONNX Runtime': 1e-3,
     'OpenVINO': 1e-3,
     'OpenVINO bf16': 0.05,
-    'OpenVINO int8': 0.2,
+    # Random weights amplify rounding errors. Unrelated outputs differ by more than 1; the accuracy of int8 is
+    # measured with trained models, see docs/export.md.
+    'OpenVINO int8': 0.5,
 }
 COLUMNS = ('model', 'size', 'runtime', 'threads', 'speedup', 'spread', 'ms', 'eager ms', 'error', 'tolerance',
            'note', 'repetitions', 'batch', 'commit', 'hardware', 'versions', 'date')  # fmt: skip
