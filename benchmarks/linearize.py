@@ -142,7 +142,7 @@ def save_swapped(distill: Config, path: Path) -> None:
     """Save the student as the distillation starts it: the teacher's weights where names and shapes match."""
     init_default_scope(distill.default_scope)
     model = MODELS.build(distill.model)
-    model.init_weights()
+    model.copy_teacher()
     torch.save({'state_dict': model.state_dict()}, path)
 
 

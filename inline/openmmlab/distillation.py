@@ -119,7 +119,11 @@ class Distiller(BaseModel):
         """Initialise the student, or copy the teacher's weights into it."""
         super().init_weights()
         if self.from_teacher:
-            load_partial_state_dict(self.student, self._teacher[0].state_dict(), 'the teacher')
+            self.copy_teacher()
+
+    def copy_teacher(self) -> None:
+        """Copy the teacher's weights into the student, where names and shapes match."""
+        load_partial_state_dict(self.student, self._teacher[0].state_dict(), 'the teacher')
 
     def forward(self, inputs: Tensor, data_samples: Any = None, mode: str = 'tensor') -> Any:
         """Return the losses in mode ``'loss'``, and what the student returns in the other modes."""
