@@ -19,7 +19,7 @@ from inline.utils.tables import format_seeds, read_csv
 # Columns of results/measured/finetuning.csv.
 FINETUNING_COLUMNS = ('dataset', 'start', 'seed', 'metric', 'value', 'minutes', *PROVENANCE)
 # Columns of results/measured/linearize.csv.
-LINEARIZE_COLUMNS = ('model', 'epochs', 'top1', 'minutes', *PROVENANCE)
+LINEARIZE_COLUMNS = ('model', 'epochs', 'top1', *PROVENANCE)
 CODE = 'https://github.com/LeapLabTHU/InLine'
 COLLECTION = {
     'Metadata': {'Architecture': ['Injective linear attention', 'Local residual']},

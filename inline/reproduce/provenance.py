@@ -109,8 +109,10 @@ def provenance_columns(config: Path, inputs: Inputs, sessions: Sequence[Mapping[
     weights = [
         f'{Path(path).name} {digest[:SHORT]}' if digest else path for path, digest in inputs.weights.items()
     ]
+    # Of a generated config, the folder of the machine is no provenance: folder and file name are enough.
+    shown = config.relative_to(ROOT) if config.is_relative_to(ROOT) else Path(*config.parts[-2:])
     return {
-        'config': str(config.relative_to(ROOT)) if config.is_relative_to(ROOT) else str(config),
+        'config': str(shown),
         'config_digest': inputs.config[:SHORT],
         'weights': '; '.join(weights),
         'data_digest': inputs.data[:SHORT],
