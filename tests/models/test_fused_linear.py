@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -68,9 +69,71 @@ def test_onednn_is_used_for_inference_in_float32(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(torch._C, '_get_mkldnn_enabled', lambda: False)
         assert not uses_onednn(lambda: linear_gelu(layer, x))
         monkeypatch.undo()
-    # Its operator has no backward pass.
-    assert not uses_onednn(lambda: linear_gelu(layer, x).sum().backward())
-    assert layer.weight.grad is not None
+
+
+def test_onednn_is_used_for_training_in_float32() -> None:
+    layer, x = make_layer(), INPUTS['tokens']
+    out = linear(layer, x)
+    assert (out.grad_fn.name() == '_DifferentiableLinearBackward') == _is_supported_cpu()
+    assert uses_onednn(lambda: out.sum().backward()) == _is_supported_cpu()
+    assert not uses_onednn(lambda: linear(layer, x[:1, : ONEDNN_FROM - 1]).sum().backward())
+    assert not uses_onednn(lambda: linear(make_layer().double(), x.double()).sum().backward())
+    with torch.autocast('cpu', torch.bfloat16):
+        assert not uses_onednn(lambda: linear(layer, x))
+    with FlopCounterMode(display=False):
+        assert not uses_onednn(lambda: linear(layer, x))
+    assert not uses_onednn(lambda: torch.func.vmap(lambda sample: linear(layer, sample))(x))
+
+
+def derivatives(layer: nn.Linear, x: Tensor, call: Callable[[nn.Linear, Tensor], Tensor]) -> list[Tensor]:
+    """Return the gradients of x and the parameters, and second derivatives."""
+    x = x.detach().clone().requires_grad_()
+    inputs = [x, *layer.parameters()]
+    total = call(layer, x).pow(3).mean()
+    first = torch.autograd.grad(total, inputs, retain_graph=True)
+    with_graph = torch.autograd.grad(total, inputs, create_graph=True)
+    norm = torch.stack([grad.pow(2).sum() for grad in with_graph]).sum()
+    return [*first, *with_graph, *torch.autograd.grad(norm, inputs)]
+
+
+@pytest.mark.parametrize('bias', [False, True])
+@pytest.mark.parametrize('x', INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize('width', [7, 20])
+def test_derivatives_are_those_of_the_formula(x: Tensor, bias: bool, width: int) -> None:
+    """Layers that are narrower and wider than their input transpose different operands."""
+    if not x.numel():
+        x = x.new_zeros(1, TOKENS, 12)
+    torch.manual_seed(0)
+    layer = nn.Linear(12, width, bias=bias)
+    found = derivatives(layer, x, linear)
+    expected = derivatives(layer.double(), x.double(), lambda layer, x: layer(x))
+    for ours, reference in zip(found, expected, strict=True):
+        assert ours.shape == reference.shape
+        torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=1e-7)
+
+
+def test_some_inputs_without_gradient() -> None:
+    layer, x = make_layer(), INPUTS['tokens']
+    layer.weight.requires_grad_(False)
+    linear(layer, x).sum().backward()
+    assert layer.weight.grad is None
+    torch.testing.assert_close(layer.bias.grad, torch.full((20,), 2.0 * TOKENS))
+    inputs = x.clone().requires_grad_()
+    layer.requires_grad_(False)
+    linear(layer, inputs).sum().backward()
+    torch.testing.assert_close(inputs.grad, layer.weight.sum(dim=0).expand_as(x))
+
+
+def test_forward_mode_derivatives() -> None:
+    layer, x = make_layer(), INPUTS['tokens']
+    tangent, weight_tangent = torch.randn_like(x), torch.randn_like(layer.weight)
+    with forward_ad.dual_level():
+        # Not a parameter: creating one would drop the tangent.
+        weight = layer._parameters.pop('weight')
+        layer.weight = forward_ad.make_dual(weight.detach(), weight_tangent)
+        found = forward_ad.unpack_dual(linear(layer, forward_ad.make_dual(x, tangent))).tangent
+    expected = tangent @ weight.detach().t() + x @ weight_tangent.t()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class Doubled(nn.Linear):
