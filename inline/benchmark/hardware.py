@@ -1,7 +1,5 @@
 """The hardware of a benchmark: command-line flags, device, threads and a one-line description."""
 
-import ctypes
-import os
 from argparse import ArgumentParser, Namespace
 
 import torch
@@ -9,10 +7,9 @@ import torch
 from inline.utils.arguments import check_positive
 from inline.utils.environment import describe_hardware
 from inline.utils.errors import UserError
+from inline.utils.processes import keep_freed_memory
 
 CPU = torch.device('cpu')
-# Parameters of glibc's mallopt.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def add_timing_flags(parser: ArgumentParser, repetitions: int) -> None:
@@ -44,14 +41,10 @@ def choose_device(name: str | None) -> torch.device:
 def prepare_for_timing(threads: int) -> None:
     """Set the number of CPU threads and make glibc keep freed memory.
 
-    By default glibc returns large blocks to the system and requests them again for the next operator. The
-    measurement would then include page faults, whose number varies from process to process.
+    Otherwise the measurement would include page faults, whose number varies from process to process.
     """
     torch.set_num_threads(threads)
-    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if os.name == 'posix' else None
-    if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_MMAP_THRESHOLD, 2**25)
+    keep_freed_memory()
 
 
 def describe_machine(device: torch.device) -> str:

@@ -65,6 +65,7 @@ from inline.utils.arguments import check_names
 from inline.utils.atomic import check_links, make_folder
 from inline.utils.errors import UserError
 from inline.utils.nested import walk_dicts
+from inline.utils.processes import keep_freed_memory
 
 # MMEngine's visualization backends, by the package that each needs.
 LOGGERS = {'wandb': 'WandbVisBackend', 'mlflow': 'MLflowVisBackend'}
@@ -89,6 +90,8 @@ def train(args: argparse.Namespace) -> None:
                     set_epochs(cfg, args.epochs)
                 checkpoint = choose_start(cfg, resume)
                 exclude_imports_from_garbage()
+                if not torch.cuda.is_available():
+                    keep_freed_memory()
                 with terminal_log(args.verbose):
                     runner = create_runner(cfg)
                 disk.protect(runner.visualizer)

@@ -1,4 +1,4 @@
-"""Processes on this machine: whether one is still running, and how to end together with the parent."""
+"""Processes: whether one is still running, how to end together with the parent, and memory of this one."""
 
 import ctypes
 import os
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Parameters of glibc's mallopt, and the largest value that it accepts for the second one.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD = -1, -3, 2**25
 # Loaded here, because a forked child should not load libraries.
 _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None
 
@@ -59,3 +61,15 @@ def end_with_parent(parent: int) -> None:
     # The parent may have ended before this call.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next allocation; without glibc this does nothing.
+
+    By default it returns large blocks to the system and requests them again for the next operator. Each of
+    their pages then costs a page fault.
+    """
+    mallopt = getattr(_libc, 'mallopt', None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
