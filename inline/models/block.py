@@ -43,13 +43,6 @@ class Block(nn.Module):
         x = self._add_residual(x, self.drop_path(self._mix(x, hw)), self.mixer, self.mixer.proj)
         return self._add_residual(x, self.drop_path(self.mlp(self.norm2(x))), self.mlp, self.mlp.fc2)
 
-    def forward_scaled(
-        self, x: Tensor, hw: tuple[int, int], mixer_scale: Tensor | None, mlp_scale: Tensor | None
-    ) -> Tensor:
-        """Return :meth:`forward` with the branches multiplied by (B, 1, 1) instead of drop path."""
-        x = x + _scale(self._mix(x, hw), mixer_scale)
-        return x + _scale(self.mlp(self.norm2(x)), mlp_scale)
-
     def _mix(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         normed = self.norm1(x)
         mixed: Tensor = (
@@ -111,58 +104,40 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.is_active:
+        if not self.training or self.rate == 0:
             return x
+        keep = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(1 - self.rate)
         # Dividing by the keep probability preserves the expected value.
-        return x * self._sample(x) / (1 - self.rate)
-
-    def sample_scale(self, x: Tensor) -> Tensor | None:
-        """Return random factors (B, 1, …) of the images of x, as :meth:`forward` applies; None for ones."""
-        return self._sample(x) / (1 - self.rate) if self.is_active else None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether branches are dropped."""
-        return self.training and self.rate != 0
-
-    def _sample(self, x: Tensor) -> Tensor:
-        return x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(1 - self.rate)
+        return x * keep / (1 - self.rate)
 
     def extra_repr(self) -> str:
         return f'rate={self.rate:.3f}'
 
 
-def _scale(x: Tensor, scale: Tensor | None) -> Tensor:
-    return x if scale is None else x * scale
-
-
 def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Return ``block(x, hw)``; torch.compile compiles blocks of equal structure only once.
+    """Return ``block(x, hw)``; in inference, torch.compile compiles blocks of equal structure only once.
 
-    Softmax blocks are an exception if gradients are needed: with PyTorch 2.13, inductor may give the fused
-    kernel's saved output other strides than a nested region expects, and the backward pass does not compile.
+    Not if gradients are needed: with PyTorch 2.13, the forward pass of a region returns some of its inputs
+    among the tensors for the backward pass. Inductor does not know that they share memory, overwrites it, and
+    gradients are wrong.
     """
     if (
         torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
+        and not (block.training or torch.is_grad_enabled())
         and isinstance(block, Block)
         and is_plain(block, Block)
-        and is_plain(block.drop_path, DropPath)
-        and (block.mixer.is_linear or not torch.is_grad_enabled())
     ):
-        # Random numbers are drawn outside: the rates of the blocks differ.
-        mixer_scale, mlp_scale = block.drop_path.sample_scale(x), block.drop_path.sample_scale(x)
-        return _block_region(block, x, *hw, mixer_scale, mlp_scale)
+        return _block_region(block, x, *hw)
     out: Tensor = block(x, hw)
     return out
 
 
 # The limit of different blocks is a safeguard of torch that raises an error.
 @torch.compiler.nested_compile_region(max_reuse_entries=MAX_DIFFERENT_BLOCKS)
-def _block_region(
-    block: Block, x: Tensor, height: int, width: int, mixer_scale: Tensor | None, mlp_scale: Tensor | None
-) -> Tensor:
-    return block.forward_scaled(x, (height, width), mixer_scale, mlp_scale)
+def _block_region(block: Block, x: Tensor, height: int, width: int) -> Tensor:
+    out: Tensor = block(x, (height, width))
+    return out
 
 
 def drop_path_rates(last: float, depths: tuple[int, ...]) -> list[list[float]]:

@@ -15,7 +15,7 @@ from inline.models.layers import linear, linear_gelu
 from inline.models.layers.fused_linear import ONEDNN_FROM, _is_supported_cpu
 from tests.models.families import build
 
-OPERATOR = 'mkldnn::_linear_pointwise'
+OPERATOR = 'inline::linear'
 TOKENS = ONEDNN_FROM + 1
 
 
@@ -74,7 +74,7 @@ def test_onednn_is_used_for_inference_in_float32(monkeypatch: pytest.MonkeyPatch
 def test_onednn_is_used_for_training_in_float32() -> None:
     layer, x = make_layer(), INPUTS['tokens']
     out = linear(layer, x)
-    assert (out.grad_fn.name() == '_DifferentiableLinearBackward') == _is_supported_cpu()
+    assert (out.grad_fn.name() == 'GeneratedBackwardFor_inline_linear_defaultBackward') == _is_supported_cpu()
     assert uses_onednn(lambda: out.sum().backward()) == _is_supported_cpu()
     assert not uses_onednn(lambda: linear(layer, x[:1, : ONEDNN_FROM - 1]).sum().backward())
     assert not uses_onednn(lambda: linear(make_layer().double(), x.double()).sum().backward())
@@ -134,6 +134,20 @@ def test_forward_mode_derivatives() -> None:
         found = forward_ad.unpack_dual(linear(layer, forward_ad.make_dual(x, tangent))).tangent
     expected = tangent @ weight.detach().t() + x @ weight_tangent.t()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_compiled_layers_use_the_same_operator(dynamic: bool) -> None:
+    torch.compiler.reset()
+    mlp, x = Mlp(12, 20), INPUTS['tokens']
+    compiled = torch.compile(mlp, fullgraph=True, dynamic=dynamic, backend='aot_eager')
+    compiled(x).square().sum().backward()
+    assert uses_onednn(lambda: compiled(x)) == _is_supported_cpu()
+    found = {name: parameter.grad for name, parameter in mlp.named_parameters()}
+    mlp.zero_grad()
+    mlp.double()(x.double()).square().sum().backward()
+    for name, parameter in mlp.named_parameters():
+        torch.testing.assert_close(found[name].double(), parameter.grad, rtol=1e-4, atol=1e-5)
 
 
 class Doubled(nn.Linear):

@@ -4,17 +4,18 @@ PyTorch's own linear layer calls MKL, which is slower on some processors. In inf
 GELU after a layer, in the same kernel. See docs/speed.md for the times.
 """
 
+import math
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inline.models.layers.fast_paths import is_plain
-from inline.ops.symint import is_tracing
+from inline.ops.symint import size_hint
 from inline.ops.tokens import is_autocast, is_transforming
 
 # oneDNN reorders the weight in each call. With fewer tokens only the fused GELU pays for that.
@@ -29,86 +30,84 @@ def linear(layer: nn.Linear, x: Tensor, rows: slice | None = None) -> Tensor:
     bias: Tensor | None = layer.bias
     if rows is not None:
         weight, bias = weight[rows], None if bias is None else bias[rows]
-    if _uses_onednn(x, weight) and x.shape[:-1].numel() >= ONEDNN_FROM:
-        if not torch.is_grad_enabled():
-            return _product(x, weight, bias)
-        out: Tensor = _DifferentiableLinear.apply(x, weight, bias)
-        return out
+    if _uses_onednn(x, weight) and size_hint(math.prod(x.shape[:-1])) >= ONEDNN_FROM:
+        return _product(x, weight, bias)
     return layer(x) if rows is None else F.linear(x, weight, bias)
 
 
 def linear_gelu(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ``gelu(layer(x))`` for x (…, C)."""
     if torch.is_grad_enabled():
+        # The backward pass needs the output of the layer.
         return F.gelu(linear(layer, x))
     if is_plain(layer, nn.Linear) and _uses_onednn(x, layer.weight):
-        return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, 'gelu', [], 'none')
+        return _product(x, layer.weight, layer.bias, gelu=True)
     return F.gelu(layer(x))
 
 
-class _DifferentiableLinear(torch.autograd.Function):
-    """``F.linear`` in oneDNN, with all three products of the forward and backward pass."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
-        return (
-            _multiply(grad, weight) if needs_x else None,
-            _multiply_transposed(rows, x.flatten(0, -2)) if needs_weight else None,
-            rows.sum(dim=0) if needs_bias else None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, x_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None) -> Tensor:
-        x, weight = ctx.saved_tensors
-        out = x.new_zeros(*x.shape[:-1], len(weight)) if bias_t is None else bias_t
-        if x_t is not None:
-            out = out + F.linear(x_t, weight)
-        if weight_t is not None:
-            out = out + F.linear(x, weight_t)
-        return out
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x · weightᵀ + bias."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
+    """Return x · weightᵀ + bias, or its GELU, which has no derivative."""
+    out: Tensor = torch.ops.inline.linear(x, weight, bias, gelu)
     return out
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return a · b in a backward pass."""
-    # oneDNN's operator has no derivative, which a second derivative needs.
-    return a @ b if torch.is_grad_enabled() else _product(a, b.t())
+# An operator of our own, because PyTorch's has no derivative, and inductor expects a packed weight in it.
+torch.library.define('inline::linear', '(Tensor x, Tensor weight, Tensor? bias, bool gelu) -> Tensor')
 
 
-def _multiply_transposed(a: Tensor, b: Tensor) -> Tensor:
-    """Return aᵀ · b in a backward pass, for a (N, c) and b (N, C)."""
-    if torch.is_grad_enabled():
-        return a.t() @ b
+@torch.library.impl('inline::linear', 'cpu')
+def _linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'gelu' if gelu else 'none', [], 'none')
+    return out
+
+
+@torch.library.register_fake('inline::linear')
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool) -> Tensor:  # noqa: ARG001 (no effect on the shape)
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
+    x, weight, _, gelu = inputs
+    assert not gelu, 'the GELU has no derivative here'
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    rows = grad.flatten(0, -2)
+    return (
+        _product(grad, weight.t()) if needs_x else None,
+        _transposed_product(rows, x.flatten(0, -2)) if needs_weight else None,
+        rows.sum(dim=0) if needs_bias else None,
+        None,
+    )
+
+
+torch.library.register_autograd('inline::linear', _backward, setup_context=_save_inputs)
+
+
+def _transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return aᵀ · b for a (N, c) and b (N, C)."""
     # The first operand is copied to be contiguous: the narrower one.
     return _product(b.t(), a.t()).t() if b.shape[1] < a.shape[1] else _product(a.t(), b.t())
 
 
 def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether oneDNN's kernel applies: float32 on a CPU, no tracer or observer of operators."""
+    """Return whether oneDNN's kernel applies: float32 on a CPU, no exporter or observer of operators."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or type(x) is not Tensor:
         return False
-    if x.device.type != 'cpu' or weight.device.type != 'cpu' or not x.numel():
+    if x.device.type != 'cpu' or weight.device.type != 'cpu' or is_autocast(x.device) or not _has_onednn():
         return False
-    if is_tracing() or is_transforming():
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    if not x.numel() or torch.jit.is_tracing() or is_transforming() or forward_ad._current_level >= 0:
         return False
     # FLOP counters and other dispatch modes know the operators of nn.Linear only.
-    return _has_onednn() and not is_autocast(x.device) and not is_in_torch_dispatch_mode()
+    return not is_in_torch_dispatch_mode()
 
 
+@torch.compiler.assume_constant_result
 def _has_onednn() -> bool:
     return torch._C._get_mkldnn_enabled() and _is_supported_cpu()
 
