@@ -9,6 +9,9 @@ Reference: the local attention residual of "Bridging the Divide: Reconsidering S
 NeurIPS 2024, arXiv 2412.06590.
 """
 
+import math
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,25 +48,133 @@ def local_residual(
     prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]
+    if compiles_any_size(tokens):
+        return depthwise_convolution(tokens, weight, hw, bias)
     if is_symbolic(batch):
         # ONNX does not support a symbolic number of convolution groups.
         return _shifted_sum(tokens, weight, hw, bias)
+    if v.device.type == 'cpu':
+        return _depthwise_cpu(tokens, weight, bias, *hw)
     # Folding the batch into the channels turns the per-image kernels into one grouped convolution.
     kernels = weight.reshape(batch * channels, 1, 3, 3)
     biases = None if bias is None else bias.repeat(batch)
-    if v.device.type == 'cpu':
-        # Tokens are already in channels-last layout, which is the fastest for oneDNN.
-        maps = tokens.transpose(0, 1).reshape(1, *hw, batch * channels)
-        height = hw[0]
-        if statically_true(height < 3):
-            # oneDNN's backward pass is up to 100 times as slow on maps with fewer rows than the kernel.
-            maps = F.pad(maps, (0, 0, 0, 0, 0, 3 - height))
-        out = F.conv2d(maps.permute(0, 3, 1, 2), kernels, biases, padding=1, groups=batch * channels)
-        return out.permute(0, 2, 3, 1)[:, :height].reshape(-1, batch, channels).transpose(0, 1)
     # PyTorch's depthwise CUDA kernel expects channels first.
     maps = tokens.transpose(1, 2).reshape(1, batch * channels, *hw)
     out = F.conv2d(maps, kernels, biases, padding=1, groups=batch * channels)
     return out.reshape(batch, channels, -1).transpose(1, 2)
+
+
+# With symbolic sizes, torch.compile calls the convolution through an operator of known output shape. inductor
+# would make the batch size, and with it the number of groups, a constant of the program, and its code for a
+# sum of shifted maps of symbolic sizes is slow on a CPU.
+
+
+def compiles_any_size(tokens: Tensor) -> bool:
+    """Return whether torch.compile traces these tokens with a symbolic size on a CPU."""
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or tokens.device.type != 'cpu':
+        return False
+    return is_symbolic(*tokens.shape)
+
+
+def depthwise_convolution(
+    tokens: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None = None
+) -> Tensor:
+    """Convolve the maps of tokens (B, H·W, C) with kernels (B, C, k²) for odd k; bias (C)."""
+    weight, bias = weight.to(tokens.dtype), None if bias is None else bias.to(tokens.dtype)
+    out: Tensor = torch.ops.inline.depthwise_convolution(tokens, weight, bias, *hw)
+    return out
+
+
+torch.library.define(
+    'inline::depthwise_convolution',
+    '(Tensor tokens, Tensor weight, Tensor? bias, SymInt height, SymInt width) -> Tensor',
+)
+torch.library.define(
+    'inline::depthwise_convolution_backward',
+    '(Tensor grad, Tensor tokens, Tensor weight, SymInt height, SymInt width) -> (Tensor, Tensor)',
+)
+
+
+def _depthwise_cpu(tokens: Tensor, weight: Tensor, bias: Tensor | None, height: int, width: int) -> Tensor:
+    batch = tokens.shape[0]
+    maps, kernels, padding = _fold_batch(tokens, weight, height, width)
+    biases = None if bias is None else bias.repeat(batch)
+    out = F.conv2d(maps, kernels, biases, padding=padding, groups=len(kernels))
+    return _unfold_batch(out, batch, height)
+
+
+torch.library.impl('inline::depthwise_convolution', 'cpu', _depthwise_cpu)
+
+
+@torch.library.impl('inline::depthwise_convolution_backward', 'cpu')
+def _depthwise_backward_cpu(
+    grad: Tensor, tokens: Tensor, weight: Tensor, height: int, width: int
+) -> tuple[Tensor, Tensor]:
+    maps, kernels, padding = _fold_batch(tokens, weight, height, width)
+    grad_out = _fold_batch(grad, weight, height, width)[0]
+    grad_maps, grad_kernels, _ = torch.ops.aten.convolution_backward(
+        grad_out,
+        maps,
+        kernels,
+        None,
+        stride=[1, 1],
+        padding=[padding, padding],
+        dilation=[1, 1],
+        transposed=False,
+        output_padding=[0, 0],
+        groups=len(kernels),
+        output_mask=[True, True, False],
+    )
+    return _unfold_batch(grad_maps, tokens.shape[0], height), grad_kernels.reshape(weight.shape)
+
+
+def _fold_batch(tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, int]:
+    """Return maps (1, B·C, H, W), kernels (B·C, 1, k, k) and the padding of an equivalent convolution.
+
+    Folding the batch into the channels turns the per-image kernels into one grouped convolution. Tokens are
+    already in channels-last layout, which is the fastest for oneDNN.
+    """
+    side = math.isqrt(weight.shape[2])
+    maps = tokens.transpose(0, 1).reshape(1, height, width, -1)
+    if statically_true(height < side):
+        # oneDNN's backward pass is up to 100 times as slow on maps with fewer rows than the kernel.
+        maps = F.pad(maps, (0, 0, 0, 0, 0, side - height))
+    return maps.permute(0, 3, 1, 2), weight.reshape(-1, 1, side, side), side // 2
+
+
+def _unfold_batch(maps: Tensor, batch: int, height: int) -> Tensor:
+    """(1, B·C, ≥ H, W) → (B, H·W, C)."""
+    rows = maps.permute(0, 2, 3, 1)[:, :height]
+    return rows.reshape(-1, batch, maps.shape[1] // batch).transpose(0, 1)
+
+
+@torch.library.register_fake('inline::depthwise_convolution')
+def _(tokens: Tensor, weight: Tensor, bias: Tensor | None, height: int, width: int) -> Tensor:  # noqa: ARG001 (no effect on the shape)
+    return _empty_tokens(tokens)
+
+
+@torch.library.register_fake('inline::depthwise_convolution_backward')
+def _(grad: Tensor, tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return _empty_tokens(tokens), weight.new_empty(weight.shape)
+
+
+def _empty_tokens(tokens: Tensor) -> Tensor:
+    """Return empty tokens of the same shape, with the strides of :func:`_unfold_batch`."""
+    batch, count, channels = tokens.shape
+    return tokens.new_empty(count, batch, channels).transpose(0, 1)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
+    tokens, weight, _, *ctx.hw = inputs
+    ctx.save_for_backward(tokens, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.inline.depthwise_convolution_backward(grad, *ctx.saved_tensors, *ctx.hw)
+    return (*grads, grad.sum(dim=(0, 1)) if ctx.needs_input_grad[2] else None, None, None)
+
+
+torch.library.register_autograd('inline::depthwise_convolution', _backward, setup_context=_save_inputs)
 
 
 def _shifted_sum(v: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None) -> Tensor:

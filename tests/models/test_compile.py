@@ -149,6 +149,20 @@ def test_dropped_paths_of_a_compiled_model_are_all_or_nothing() -> None:
     assert len(outs) == 4
 
 
+@pytest.mark.parametrize('side', [3, 5])
+@pytest.mark.parametrize('hw', [(1, 4), (4, 6)])
+def test_operators_of_compiled_programs_are_valid(hw: tuple[int, int], side: int) -> None:
+    """Shapes and strides of fake tensors, derivatives, dynamic sizes: checked by torch."""
+    tokens = torch.randn(2, hw[0] * hw[1], 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 3, side**2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    operator = torch.ops.inline.depthwise_convolution
+    torch.library.opcheck(operator, (tokens, weight, bias, *hw))
+    torch.autograd.gradcheck(lambda *args: operator(*args, *hw), (tokens, weight, bias))
+    x, w = (torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 8), (4, 8)))
+    torch.library.opcheck(torch.ops.inline.linear, (x, w, None, False))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('mixer', MIXERS)
 def test_every_mixer_compiles_to_one_graph(mixer: str) -> None:

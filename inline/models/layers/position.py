@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from inline.models.layers.fast_paths import cache_by_size, is_plain
 from inline.models.layers.patch_embed import map_to_tokens, tokens_to_map
+from inline.ops.local_residual import compiles_any_size, depthwise_convolution
 from inline.ops.symint import is_symbolic, statically_true
 
 
@@ -103,28 +104,16 @@ def convolve_channels(conv: nn.Conv2d, maps: Tensor, channels: slice) -> Tensor:
     if is_plain(conv, nn.Conv2d):
         bias = None if conv.bias is None else conv.bias[channels]
         weight = conv.weight[channels]
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and is_symbolic(*maps.shape):
-            return map_to_tokens(_shifted_sum(maps, weight[:, 0], bias))
+        tokens = map_to_tokens(maps)
+        if compiles_any_size(tokens):
+            kernels = weight.flatten(1).expand(len(maps), -1, -1)
+            return depthwise_convolution(tokens, kernels, (maps.shape[2], maps.shape[3]), bias)
         out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=maps.shape[1])
     else:
         # The module expects all C channels: the others are zero.
         others = (channels.start, conv.in_channels - channels.stop)
         out = conv(F.pad(maps, (0, 0, 0, 0, *others)))[:, channels]
     return map_to_tokens(out)
-
-
-def _shifted_sum(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve maps (B, c, h, w) with kernels (c, k, k) as a sum of shifted maps.
-
-    torch.compile chooses the kernel of a convolution by the batch size, and would compile again for others.
-    """
-    (height, width), side = maps.shape[-2:], weight.shape[-1]
-    padded = F.pad(maps, (side // 2,) * 4)
-    total = torch.zeros_like(maps) if bias is None else bias[:, None, None]
-    for i in range(side):
-        for j in range(side):
-            total = total + padded[:, :, i : i + height, j : j + width] * weight[:, i, j, None, None]
-    return total
 
 
 def resize_table(table: Tensor, hw: tuple[int, int], mode: str) -> Tensor:
