@@ -159,8 +159,22 @@ def test_operators_of_compiled_programs_are_valid(hw: tuple[int, int], side: int
     operator = torch.ops.inline.depthwise_convolution
     torch.library.opcheck(operator, (tokens, weight, bias, *hw))
     torch.autograd.gradcheck(lambda *args: operator(*args, *hw), (tokens, weight, bias))
-    x, w = (torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 8), (4, 8)))
-    torch.library.opcheck(torch.ops.inline.linear, (x, w, None, False))
+
+
+def test_operators_of_linear_layers_and_patch_embeddings_are_valid() -> None:
+    x, weight = (torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 8), (4, 8)))
+    torch.library.opcheck(torch.ops.inline.linear, (x, weight, None, False))
+    image = torch.randn(2, 3, 9, 6, dtype=torch.float64, requires_grad=True)
+    # CSwin's first embedding, and non-overlapping patches.
+    for side, stride, padding in ((7, 4, 2), (4, 4, 0)):
+        weight = torch.randn(2, 3, side, side, dtype=torch.float64, requires_grad=True)
+        bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+        operator = torch.ops.inline.padded_convolution
+        torch.library.opcheck(operator, (image, weight, bias, stride, padding))
+        torch.autograd.gradcheck(
+            lambda *args, operator=operator, numbers=(stride, padding): operator(*args, *numbers),
+            (image, weight, bias),
+        )
 
 
 @pytest.mark.slow

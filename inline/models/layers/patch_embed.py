@@ -3,11 +3,16 @@
 Also conversions between tokens (B, H·W, C) and maps (B, C, H, W).
 """
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inline.models.layers.fast_paths import is_plain
 from inline.models.layers.fused_linear import linear
 from inline.models.layers.norm import LayerNorm
+from inline.ops.local_residual import compiles_any_size
 from inline.ops.symint import ceil_div, statically_true
 from inline.utils.arguments import check_range
 
@@ -32,7 +37,10 @@ class ConvEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
-        x = self.proj(pad_to_multiple(x, self.stride))
+        if compiles_any_size(x) and is_plain(self.proj, nn.Conv2d):
+            x = _compiled_convolution(x, self.proj)
+        else:
+            x = self.proj(pad_to_multiple(x, self.stride))
         return self.norm(map_to_tokens(x)), (x.shape[-2], x.shape[-1])
 
 
@@ -77,3 +85,76 @@ def map_to_tokens(x: Tensor) -> Tensor:
 def tokens_to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
     """(B, H·W, C) → (B, C, H, W)."""
     return x.transpose(1, 2).unflatten(2, hw)
+
+
+# With symbolic sizes, torch.compile calls padding and convolution through one operator of known output shape:
+# inductor would give the padded image, which the backward pass needs, the strides of the first batch.
+
+
+def _compiled_convolution(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    stride, padding, bias = conv.stride[0], int(conv.padding[0]), conv.bias
+    weight = conv.weight.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
+    out: Tensor = torch.ops.inline.padded_convolution(x, weight, bias, stride, padding)
+    return out.permute(0, 3, 1, 2)
+
+
+torch.library.define(
+    'inline::padded_convolution',
+    '(Tensor x, Tensor weight, Tensor? bias, int stride, int padding) -> Tensor',
+)
+torch.library.define(
+    'inline::padded_convolution_backward',
+    '(Tensor grad, Tensor x, Tensor weight, int stride, int padding) -> (Tensor, Tensor)',
+)
+
+
+@torch.library.impl('inline::padded_convolution', 'cpu')
+def _convolution_cpu(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    out = F.conv2d(pad_to_multiple(x, stride), weight, bias, stride, padding)
+    # (B, h, w, dim), the layout of tokens.
+    return out.permute(0, 2, 3, 1).contiguous()
+
+
+@torch.library.impl('inline::padded_convolution_backward', 'cpu')
+def _convolution_backward_cpu(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+        grad.permute(0, 3, 1, 2),
+        pad_to_multiple(x, stride),
+        weight,
+        None,
+        stride=[stride, stride],
+        padding=[padding, padding],
+        dilation=[1, 1],
+        transposed=False,
+        output_padding=[0, 0],
+        groups=1,
+        output_mask=[True, True, False],
+    )
+    return grad_x[:, :, : x.shape[2], : x.shape[3]].contiguous(), grad_weight.contiguous()
+
+
+@torch.library.register_fake('inline::padded_convolution')
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:  # noqa: ARG001 (no effect on the shape)
+    height, width = (ceil_div(side, stride) for side in x.shape[2:])
+    return x.new_empty(x.shape[0], height, width, weight.shape[0])
+
+
+@torch.library.register_fake('inline::padded_convolution_backward')
+def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
+    x, weight, _, *ctx.numbers = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.inline.padded_convolution_backward(grad, *ctx.saved_tensors, *ctx.numbers)
+    return (*grads, grad.sum(dim=(0, 1, 2)) if ctx.needs_input_grad[2] else None, None, None)
+
+
+torch.library.register_autograd('inline::padded_convolution', _backward, setup_context=_save_inputs)

@@ -1,5 +1,6 @@
 """Position: class token, learned position tables, relative position bias, LePE."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,7 +66,9 @@ class RelativePositionBias(nn.Module):
         _, heads, rows, columns = self.weight.shape
         tokens, device = window[0] * window[1], self.weight.device
         if is_symbolic(*window):
-            index = _relative_index(window, (rows, columns), device)
+            compiles = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+            make = _relative_index_op if compiles else _relative_index
+            index = make(window, (rows, columns), device)
         else:
             index = cache_by_size(
                 ('relative index', window, (rows, columns), device),
@@ -74,7 +77,7 @@ class RelativePositionBias(nn.Module):
         return self.weight.view(heads, -1).index_select(1, index).view(heads, tokens, tokens)
 
 
-def _relative_index(window: tuple[int, int], table: tuple[int, int], device: torch.device) -> Tensor:
+def _relative_index(window: Sequence[int], table: Sequence[int], device: torch.device) -> Tensor:
     """Flat index into a table of offsets for each (query, key) pair of a window, ((h·w)²)."""
     offsets = []
     for side, size in zip(window, table, strict=True):
@@ -85,6 +88,17 @@ def _relative_index(window: tuple[int, int], table: tuple[int, int], device: tor
     rows, columns = offsets
     # (h, h, w, w), the query before the key on each axis → (h, w, h, w).
     return (rows[:, :, None, None] * table[1] + columns).transpose(1, 2).flatten()
+
+
+# For torch.compile with dynamic sizes, as the window partition.
+@torch.library.custom_op('inline::relative_index', mutates_args=())
+def _relative_index_op(window: Sequence[int], table: Sequence[int], device: torch.device) -> Tensor:
+    return _relative_index(window, table, device)
+
+
+@_relative_index_op.register_fake
+def _(window: Sequence[int], table: Sequence[int], device: torch.device) -> Tensor:  # noqa: ARG001 (no effect on the shape)
+    return torch.empty((window[0] * window[1]) ** 2, dtype=torch.long, device=device)
 
 
 class LocallyEnhancedPosition(nn.Module):

@@ -1,6 +1,6 @@
 """Window partition: windows, shifted windows and stripes within which tokens attend."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ class WindowPartition:
         """Return (batch·num_windows, h·w), True for tokens of the map; None if there is no padding."""
         if not self.is_padded:
             return None
-        return self._cached('map mask', self._map_mask, device).repeat(batch, 1)
+        return self._mask(False, device).repeat(batch, 1)
 
     def attention_mask(self, device: torch.device) -> Tensor | None:
         """Return (num_windows, h·w, h·w), True where a query may attend to a key; None if everywhere.
@@ -100,12 +100,15 @@ class WindowPartition:
         """
         if not self.is_padded and not self._is_wrapped:
             return None
-        return self._cached('attention mask', self._attention_mask, device)
+        return self._mask(True, device)
 
-    def _cached(self, name: str, make: Callable[[torch.device], Tensor], device: torch.device) -> Tensor:
+    def _mask(self, of_pairs: bool, device: torch.device) -> Tensor:
+        if self.is_symbolic and _is_compiling():
+            return _mask_op(*self._sizes, self.wrap, of_pairs, device)
+        make = self._attention_mask if of_pairs else self._map_mask
         if self.is_symbolic:
             return make(device)
-        return cache_by_size((name, self, device), lambda: make(device))
+        return cache_by_size(('window mask', of_pairs, self, device), lambda: make(device))
 
     def _attention_mask(self, device: torch.device) -> Tensor:
         allowed = self._map_mask(device)[:, None, :]
@@ -236,8 +239,9 @@ def stripes(hw: tuple[int, int], width: int) -> tuple[WindowPartition, WindowPar
     )
 
 
-# For torch.compile with dynamic sizes, partition and reverse are opaque custom operators with known output
-# shapes: tracing the views of padded and shifted maps of every size takes minutes. Fixed sizes use the views.
+# For torch.compile with dynamic sizes, partition, reverse and masks are opaque custom operators with known
+# output shapes: tracing and simplifying the expressions for padded and shifted maps of every size takes
+# minutes. Fixed sizes use the views.
 def _is_compiling() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
@@ -286,6 +290,32 @@ _partition_op.register_autograd(
 _reverse_op.register_autograd(
     lambda ctx, grad: (_partition_op(grad, *ctx.sizes, 0.0), *[None] * 4), setup_context=_save_sizes
 )
+
+
+@torch.library.custom_op('inline::window_mask', mutates_args=())
+def _mask_op(
+    hw: Sequence[int],
+    window: Sequence[int],
+    shift: Sequence[int],
+    wrap: bool,
+    of_pairs: bool,
+    device: torch.device,
+) -> Tensor:
+    # A copy, because an operator must not return a tensor that is cached.
+    return _windows(hw, window, shift, wrap)._mask(of_pairs, device).clone()
+
+
+@_mask_op.register_fake
+def _(
+    hw: Sequence[int],
+    window: Sequence[int],
+    shift: Sequence[int],
+    wrap: bool,
+    of_pairs: bool,
+    device: torch.device,
+) -> Tensor:
+    count, tokens = _windows(hw, window, shift, wrap).num_windows, window[0] * window[1]
+    return torch.empty(count, *[tokens] * (1 + of_pairs), dtype=torch.bool, device=device)
 
 
 def _windows(hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> WindowPartition:
