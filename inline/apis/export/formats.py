@@ -152,6 +152,8 @@ def load_onnx(path: Path) -> InferenceFn:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
+    # Idle threads would wait for the next call in a busy loop and slow down everything else in the process.
+    options.add_session_config_entry('session.intra_op.allow_spinning', '0')
     session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     return lambda image: [torch.from_numpy(out) for out in session.run(None, {'image': image.numpy()})]
 
