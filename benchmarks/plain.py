@@ -85,8 +85,8 @@ def to_plain(mixer: InLineMixer) -> PlainMixer:
         mean_before_norm=mixer.needs_prenorm_input,
         lepe=mixer.lepe is not None,
     )
-    plain.load_state_dict(mixer.state_dict())
-    return plain.to(mixer.qkv.weight).train(mixer.training)
+    plain.to(mixer.qkv.weight).load_state_dict(mixer.state_dict())
+    return plain.train(mixer.training)
 
 
 class TorchLinear(nn.Linear):

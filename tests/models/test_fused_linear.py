@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from inline.models.block import Mlp
 from inline.models.layers import linear, linear_gelu
-from inline.models.layers.fused_linear import ONEDNN_FROM, _is_supported_cpu
+from inline.models.layers.fused_linear import HAS_ONEDNN, ONEDNN_FROM
 from tests.models.families import build
 
 OPERATOR = 'inline::linear'
@@ -59,8 +59,8 @@ def test_results_are_those_of_the_formula(x: Tensor, bias: bool) -> None:
 def test_onednn_is_used_for_inference_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = make_layer(), INPUTS['tokens']
     with torch.no_grad():
-        assert uses_onednn(lambda: linear(layer, x)) == _is_supported_cpu()
-        assert uses_onednn(lambda: linear_gelu(layer, x[:, :1])) == _is_supported_cpu()
+        assert uses_onednn(lambda: linear(layer, x)) == HAS_ONEDNN
+        assert uses_onednn(lambda: linear_gelu(layer, x[:, :1])) == HAS_ONEDNN
         assert not uses_onednn(lambda: linear(layer, x[:1, : ONEDNN_FROM - 1]))
         assert not uses_onednn(lambda: linear_gelu(make_layer().double(), x.double()))
         assert not uses_onednn(lambda: linear_gelu(make_layer().half(), x.half()))
@@ -74,8 +74,8 @@ def test_onednn_is_used_for_inference_in_float32(monkeypatch: pytest.MonkeyPatch
 def test_onednn_is_used_for_training_in_float32() -> None:
     layer, x = make_layer(), INPUTS['tokens']
     out = linear(layer, x)
-    assert (out.grad_fn.name() == 'GeneratedBackwardFor_inline_linear_defaultBackward') == _is_supported_cpu()
-    assert uses_onednn(lambda: out.sum().backward()) == _is_supported_cpu()
+    assert (out.grad_fn.name() == 'GeneratedBackwardFor_inline_linear_defaultBackward') == HAS_ONEDNN
+    assert uses_onednn(lambda: out.sum().backward()) == HAS_ONEDNN
     assert not uses_onednn(lambda: linear(layer, x[:1, : ONEDNN_FROM - 1]).sum().backward())
     assert not uses_onednn(lambda: linear(make_layer().double(), x.double()).sum().backward())
     with torch.autocast('cpu', torch.bfloat16):
@@ -142,7 +142,7 @@ def test_compiled_layers_use_the_same_operator(dynamic: bool) -> None:
     mlp, x = Mlp(12, 20), INPUTS['tokens']
     compiled = torch.compile(mlp, fullgraph=True, dynamic=dynamic, backend='aot_eager')
     compiled(x).square().sum().backward()
-    assert uses_onednn(lambda: compiled(x)) == _is_supported_cpu()
+    assert uses_onednn(lambda: compiled(x)) == HAS_ONEDNN
     found = {name: parameter.grad for name, parameter in mlp.named_parameters()}
     mlp.zero_grad()
     mlp.double()(x.double()).square().sum().backward()
@@ -196,7 +196,7 @@ def test_backbones_agree_with_float64(family: str) -> None:
     torch.manual_seed(0)
     model, image = build(family).eval(), torch.randn(1, 3, 100, 132)
     with torch.no_grad():
-        assert uses_onednn(lambda: model(image)) == _is_supported_cpu()
+        assert uses_onednn(lambda: model(image)) == HAS_ONEDNN
         found = model(image)
         expected = model.double()(image.double())
     for ours, reference in zip(found, expected, strict=True):

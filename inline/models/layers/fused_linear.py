@@ -5,7 +5,6 @@ GELU after a layer, in the same kernel. See docs/speed.md for the times.
 """
 
 import math
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,12 @@ from inline.models.layers.fast_paths import is_plain
 from inline.ops.symint import size_hint
 from inline.ops.tokens import is_autocast, is_transforming
 
+# Whether torch has the operator; only x86 processors were timed.
+HAS_ONEDNN = (
+    torch.backends.mkldnn.is_available()
+    and torch.backends.cpu.get_cpu_capability().startswith('AVX')
+    and hasattr(torch.ops.mkldnn, '_linear_pointwise')
+)
 # oneDNN reorders the weight in each call. With fewer tokens only the fused GELU pays for that.
 ONEDNN_FROM = 128
 
@@ -37,12 +42,11 @@ def linear(layer: nn.Linear, x: Tensor, rows: slice | None = None) -> Tensor:
 
 def linear_gelu(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ``gelu(layer(x))`` for x (…, C)."""
-    if torch.is_grad_enabled():
-        # The backward pass needs the output of the layer.
-        return F.gelu(linear(layer, x))
-    if is_plain(layer, nn.Linear) and _uses_onednn(x, layer.weight):
+    # A backward pass needs the output of the layer.
+    fuses = not torch.is_grad_enabled() and is_plain(layer, nn.Linear)
+    if fuses and _uses_onednn(x, layer.weight):
         return _product(x, layer.weight, layer.bias, gelu=True)
-    return F.gelu(layer(x))
+    return F.gelu(linear(layer, x))
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
@@ -97,26 +101,11 @@ def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN's kernel applies: float32 on a CPU, no exporter or observer of operators."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or type(x) is not Tensor:
         return False
-    if x.device.type != 'cpu' or weight.device.type != 'cpu' or is_autocast(x.device) or not _has_onednn():
+    if x.device.type != 'cpu' or weight.device.type != 'cpu' or is_autocast(x.device) or not HAS_ONEDNN:
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
-    if not x.numel() or torch.jit.is_tracing() or is_transforming() or forward_ad._current_level >= 0:
+    if torch.jit.is_tracing() or is_transforming() or forward_ad._current_level >= 0 or not x.numel():
         return False
     # FLOP counters and other dispatch modes know the operators of nn.Linear only.
-    return not is_in_torch_dispatch_mode()
-
-
-@torch.compiler.assume_constant_result
-def _has_onednn() -> bool:
-    return torch._C._get_mkldnn_enabled() and _is_supported_cpu()
-
-
-@cache
-def _is_supported_cpu() -> bool:
-    """Return whether the operator exists; only x86 processors were timed."""
-    return (
-        torch.backends.mkldnn.is_available()
-        and torch.backends.cpu.get_cpu_capability().startswith('AVX')
-        and hasattr(torch.ops.mkldnn, '_linear_pointwise')
-    )
+    return torch._C._get_mkldnn_enabled() and not is_in_torch_dispatch_mode()
