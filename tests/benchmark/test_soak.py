@@ -112,7 +112,7 @@ def test_sample_includes_child_processes(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_short_run_is_sampled_judged_and_plotted(digit_scenes: Path, tmp_path: Path) -> None:
     done = run_tool(
-        'benchmarks/soak.py', '--minutes', '0.05', '--interval', '0.2', '--warm-up', '0', '--every', '3',
+        'benchmarks/soak.py', '--minutes', '0.15', '--interval', '0.2', '--warm-up', '0', '--every', '3',
         '--data-root', digit_scenes.parent, '--out', tmp_path,
     )  # fmt: skip
     # Such a short run may still grow. It must have been sampled to the end.

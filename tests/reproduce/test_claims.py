@@ -248,7 +248,7 @@ def test_tools_train_analyze_and_judge_without_repeating_runs(digit_scenes: Path
         '--results', tmp_path / 'measured', '--cfg-options', *QUICK,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr[-2000:]
-    assert again.stdout.count('already done') == 2
+    assert again.stdout.count('already measured') == 2
     assert 'training, log in' not in again.stdout
     lines = read_csv(folder / 'results.csv')
     assert [(line['row'], line['seed']) for line in lines] == [('softmax', '0'), ('inline', '0')]
