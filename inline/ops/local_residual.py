@@ -69,17 +69,19 @@ def local_residual(
 # sum of shifted maps of symbolic sizes is slow on a CPU.
 
 
-def compiles_any_size(tokens: Tensor) -> bool:
-    """Return whether torch.compile traces these tokens with a symbolic size on a CPU."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or tokens.device.type != 'cpu':
+def compiles_any_size(x: Tensor) -> bool:
+    """Return whether torch.compile traces this tensor with a symbolic size."""
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
-    return is_symbolic(*tokens.shape)
+    return is_symbolic(*x.shape)
 
 
 def depthwise_convolution(
     tokens: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None = None
 ) -> Tensor:
     """Convolve the maps of tokens (B, H·W, C) with kernels (B, C, k²) for odd k; bias (C)."""
+    if tokens.device.type != 'cpu':
+        return _shifted_sum(tokens, weight, hw, bias)
     weight, bias = weight.to(tokens.dtype), None if bias is None else bias.to(tokens.dtype)
     out: Tensor = torch.ops.inline.depthwise_convolution(tokens, weight, bias, *hw)
     return out
@@ -178,12 +180,12 @@ torch.library.register_autograd('inline::depthwise_convolution', _backward, setu
 
 
 def _shifted_sum(v: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None) -> Tensor:
-    """Compute the residual of tokens without prefix as a weighted sum of nine shifted maps."""
-    height, width = hw
-    padded = F.pad(v.unflatten(1, hw), (0, 0, 1, 1, 1, 1))
+    """Convolve the maps of tokens with kernels (B, C, k²) as a weighted sum of k² shifted maps."""
+    (height, width), side = hw, math.isqrt(weight.shape[2])
+    padded = F.pad(v.unflatten(1, hw), (0, 0, *(side // 2,) * 4))
     total = torch.zeros_like(v).unflatten(1, hw) if bias is None else bias
-    for t in range(9):
-        shifted = padded[:, t // 3 : t // 3 + height, t % 3 : t % 3 + width]
+    for t in range(side**2):
+        shifted = padded[:, t // side : t // side + height, t % side : t % side + width]
         total = total + shifted * weight[:, None, None, :, t]
     return total.flatten(1, 2)
 

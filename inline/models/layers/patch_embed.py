@@ -37,7 +37,7 @@ class ConvEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
-        if compiles_any_size(x) and is_plain(self.proj, nn.Conv2d):
+        if x.device.type == 'cpu' and compiles_any_size(x) and is_plain(self.proj, nn.Conv2d):
             x = _compiled_convolution(x, self.proj)
         else:
             x = self.proj(pad_to_multiple(x, self.stride))

@@ -118,10 +118,9 @@ def convolve_channels(conv: nn.Conv2d, maps: Tensor, channels: slice) -> Tensor:
     if is_plain(conv, nn.Conv2d):
         bias = None if conv.bias is None else conv.bias[channels]
         weight = conv.weight[channels]
-        tokens = map_to_tokens(maps)
-        if compiles_any_size(tokens):
+        if compiles_any_size(maps):
             kernels = weight.flatten(1).expand(len(maps), -1, -1)
-            return depthwise_convolution(tokens, kernels, (maps.shape[2], maps.shape[3]), bias)
+            return depthwise_convolution(map_to_tokens(maps), kernels, (maps.shape[2], maps.shape[3]), bias)
         out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=maps.shape[1])
     else:
         # The module expects all C channels: the others are zero.
