@@ -114,8 +114,8 @@ class DropPath(nn.Module):
         return f'rate={self.rate:.3f}'
 
 
-def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Return ``block(x, hw)``; in inference, torch.compile compiles blocks of equal structure only once.
+def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int], stage: int = 0) -> Tensor:
+    """Return ``block(x, hw)``; in inference, torch.compile compiles equal blocks of a stage only once.
 
     Not if gradients are needed: with PyTorch 2.13, the forward pass of a region returns some of its inputs
     among the tensors for the backward pass. Inductor does not know that they share memory, overwrites it, and
@@ -128,14 +128,16 @@ def run_block(block: nn.Module, x: Tensor, hw: tuple[int, int]) -> Tensor:
         and isinstance(block, Block)
         and is_plain(block, Block)
     ):
-        return _block_region(block, x, *hw)
+        return _block_region(stage, block, x, *hw)
     out: Tensor = block(x, hw)
     return out
 
 
 # The limit of different blocks is a safeguard of torch that raises an error.
 @torch.compiler.nested_compile_region(max_reuse_entries=MAX_DIFFERENT_BLOCKS)
-def _block_region(block: Block, x: Tensor, height: int, width: int) -> Tensor:
+def _block_region(stage: int, block: Block, x: Tensor, height: int, width: int) -> Tensor:  # noqa: ARG001
+    # torch compares the arguments with those of earlier calls in order. The number of the stage is first,
+    # because the symbolic sizes of different stages cannot be compared.
     out: Tensor = block(x, (height, width))
     return out
 

@@ -6,6 +6,8 @@ torch.compile would compile again for sizes that take another one. Code that bra
 functions instead. For plain integers they return what the Python operators would.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,43 @@ def size_hint(size: int) -> int:
         return optimization_hint(size)
     # torch.jit.trace warns that the trace may depend on the number; here both paths are correct.
     return int(size) if isinstance(size, Tensor) else size
+
+
+def new_size(size: int) -> int:
+    """Return a new symbol for a computed size, in the fake implementation of an operator.
+
+    torch.compile needs minutes for sizes such as ((H + 3) // 4 + 1) // 2, on which all later expressions and
+    all loops of the generated code depend. A symbol of its own is a leaf of these expressions. Its value is
+    not known before the operator has run, so nothing can branch on it, except on the bounds of the size.
+    """
+    if not isinstance(size, torch.SymInt) or size.node.expr.is_Symbol:
+        return size
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    if bounds.is_singleton():
+        return int(bounds.lower)
+    symbol = torch.library.get_ctx().new_dynamic_size(min=int(bounds.lower))
+    torch._dynamo.override_optimization_hint(symbol, size_hint(size))
+    return symbol
+
+
+def new_sizes(x: Tensor, *sizes: int) -> tuple[int, ...]:
+    """Return new symbols for computed sizes, see :func:`new_size`, in code that torch.compile traces.
+
+    Call this only once for a tensor: the compiler merges equal calls, and would lose the symbols of one.
+    """
+    carrier: Tensor = torch.ops.inline.new_sizes(x, sizes)
+    return tuple(carrier.shape[1:])
+
+
+# Sizes are returned as the shape of an empty tensor: an operator cannot return a list of sizes.
+@torch.library.custom_op('inline::new_sizes', mutates_args=())
+def _new_sizes_op(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    return x.new_empty(0, *sizes)
+
+
+@_new_sizes_op.register_fake
+def _(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    return x.new_empty(0, *map(new_size, sizes))
 
 
 def ceil_div(size: int, divisor: int) -> int:

@@ -8,6 +8,7 @@ import torch
 import torch._dynamo
 import torch.fx.experimental._config as shape_config
 from torch import Tensor, nn
+from torch.utils._sympy.functions import FloorDiv
 
 from inline.models import InLineDeiT, InLinePVT
 from inline.models.mixers.registry import MIXERS
@@ -82,6 +83,51 @@ def test_one_program_for_all_sizes_and_batches(family: str) -> None:
     torch.compiler.set_stance('fail_on_recompile')
     # Maps that windows and stripes divide, and maps that they do not.
     assert_agrees(compiled, model, (3, 160, 96), (2, 100, 130))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('family', FAMILIES)
+def test_inductor_compiles_one_program_for_all_sizes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_quick_compiler(monkeypatch)
+    model = small(family)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    assert_agrees(compiled, model, (2, 64, 64))
+    torch.compiler.set_stance('fail_on_recompile')
+    assert_agrees(compiled, model, (3, 96, 72), (2, 70, 100))
+
+
+@pytest.mark.parametrize('family', ['InLineSwin', 'InLineCSwin'])
+def test_sizes_of_maps_and_windows_are_symbols_of_their_own(family: str) -> None:
+    """torch.compile needs minutes for sizes that are nested quotients of the sides of the image."""
+    sizes = set()
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            shape = getattr(node.meta.get('example_value'), 'shape', ())
+            sizes.update(size.node.expr for size in shape if isinstance(size, torch.SymInt))
+        return graph.forward
+
+    arch = {**SMALL['InLineSwin'], 'embed_dims': (8, 16), 'depths': (1, 2), 'num_heads': (2, 2)}
+    arch |= {'mlp_ratios': (2, 2), 'inline_depths': (1, 0)}
+    model = build(family, arch=arch, out_indices=(1,))
+    torch.compile(model, fullgraph=True, dynamic=True, backend=backend)(torch.randn(2, 3, 128, 96))
+    # Besides the batch and the sides of the image: two maps, and the grids of windows.
+    assert len(set().union(*(size.free_symbols for size in sizes))) > 7
+    assert not any(size.has(FloorDiv) for size in sizes)
+
+
+@pytest.mark.slow
+def test_the_smallest_images_get_a_program_of_their_own() -> None:
+    """Maps of a single token."""
+    model = InLinePVT(
+        {**STAGE, 'embed_dims': (4,) * 4, **dict.fromkeys(('depths', 'num_heads'), (1,) * 4)}
+        | {'mlp_ratios': (1,) * 4}
+    )
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend='eager')
+    for side in (64, 32):
+        images = torch.randn(2, 3, side, side)
+        torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-4)
+    assert compiled(images)[-1].shape == (2, 4, 1, 1)
 
 
 class Graphs:
@@ -175,6 +221,19 @@ def test_operators_of_linear_layers_and_patch_embeddings_are_valid() -> None:
             lambda *args, operator=operator, numbers=(stride, padding): operator(*args, *numbers),
             (image, weight, bias),
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('hw', [(4, 6), (5, 3)])
+def test_operators_of_patch_merging_are_valid(hw: tuple[int, int]) -> None:
+    image = torch.randn(2, 3, *hw, dtype=torch.float64, requires_grad=True)
+    merged = torch.ops.inline.merge_patches(image)
+    # Swin concatenates the tokens of a patch column by column.
+    padded = torch.nn.functional.pad(image, (0, hw[1] % 2, 0, hw[0] % 2))
+    corners = [padded[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+    assert torch.equal(merged, torch.cat(corners, dim=1).permute(0, 2, 3, 1))
+    torch.library.opcheck(torch.ops.inline.merge_patches, (image,))
+    torch.autograd.gradcheck(torch.ops.inline.merge_patches, (image,))
 
 
 @pytest.mark.slow

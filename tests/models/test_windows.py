@@ -85,11 +85,15 @@ def test_shifted_windows_with_wrap_by_hand() -> None:
 @pytest.mark.parametrize('partition', [CASES[3], CASES[4], CASES[9]], ids=str)
 def test_custom_operators_match_eager_code(partition: WindowPartition) -> None:
     """Shapes, aliasing and gradients that torch.compile sees are those of the operators."""
-    sizes = ([*partition.hw], [*partition.window], [*partition.shift], partition.wrap)
+    sizes = (partition._sizes, partition.wrap)
     x = torch.randn(2, partition.hw[0] * partition.hw[1], 3, dtype=torch.float64, requires_grad=True)
     windows = partition.partition(x).detach().requires_grad_()
     assert torch.equal(torch.ops.inline.window_partition(x, *sizes, 0.0), windows)
     assert torch.equal(torch.ops.inline.window_reverse(windows, *sizes), x)
+    device = torch.device('cpu')
+    pairs = torch.ops.inline.window_mask(*sizes, True, device)
+    assert torch.equal(pairs, partition.attention_mask(device))
+    assert torch.equal(torch.ops.inline.window_mask(*sizes, False, device), partition.key_mask(1, device))
     for op, args in (
         (torch.ops.inline.window_partition, (x, *sizes, 0.0)),
         (torch.ops.inline.window_reverse, (windows, *sizes)),

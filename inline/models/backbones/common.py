@@ -97,15 +97,17 @@ def resolve_img_size(img_size: int | Sequence[int]) -> tuple[int, int]:
     return size[0], size[1]
 
 
-def check_image_size(x: Tensor) -> None:
-    """Raise if images (B, C, H, W) are smaller than :data:`MIN_SIZE`."""
+def check_image_size(x: Tensor, stride: int) -> None:
+    """Raise if images (B, C, H, W) are smaller than :data:`MIN_SIZE`; stride is that of the last map."""
     if isinstance(x, torch.fx.Proxy):
         # torch.fx.symbolic_trace knows no sizes, and a branch on them would end it.
         return
     height, width = x.shape[-2:]
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        # A guard: torch.compile then knows that no map is empty, and traces again for smaller images.
-        too_small = height < MIN_SIZE or width < MIN_SIZE
+        # Guards: torch.compile then knows that every map has several rows and columns, and traces again for
+        # images whose last map may have a single one.
+        smallest = [side for side in (height, width) if side <= max(stride, MIN_SIZE)]
+        too_small = any(side < MIN_SIZE for side in smallest)
     else:
         too_small = statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE)
     if too_small:

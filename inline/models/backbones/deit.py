@@ -131,7 +131,7 @@ class InLineDeiT(Backbone):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images (B, 3, H, W) → class token and patches (B, 1 + h·w, C), and (h, w)."""
-        check_image_size(x)
+        check_image_size(x, self.patch_embed.stride)
         patches, hw = self.patch_embed(x)
         return self.class_token(self.position(patches, hw)), hw
 

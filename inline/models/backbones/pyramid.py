@@ -75,8 +75,14 @@ class Stage(nn.Module):
         self.position = position
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor, with_cp: bool) -> Tensor:
-        """(B, C, H, W) → (B, C', h, w). ``with_cp`` recomputes each block in the backward pass."""
+    def forward(self, x: Tensor, index: int, with_cp: bool) -> Tensor:
+        """(B, C, H, W) → (B, C', h, w).
+
+        Args:
+            x: The map of the stage before, or the images.
+            index: Number of the stage, from 0.
+            with_cp: Whether to recompute each block in the backward pass.
+        """
         tokens, hw = self.downsample(x)
         if self.position is not None:
             tokens = self.position(tokens, hw)
@@ -84,7 +90,7 @@ class Stage(nn.Module):
             tokens = (
                 checkpoint(block, tokens, hw, use_reentrant=False)
                 if with_cp
-                else run_block(block, tokens, hw)
+                else run_block(block, tokens, hw, index)
             )
         return tokens_to_map(tokens, hw)
 
@@ -141,10 +147,10 @@ class Pyramid(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Images (B, 3, H, W) → a feature map (B, C, h, w) for each of ``out_indices``."""
-        check_image_size(x)
+        check_image_size(x, self._stride)
         outs = []
         for i, stage in enumerate(self.stages):
-            x = stage(x, with_cp=self.with_cp and self.training)
+            x = stage(x, i, with_cp=self.with_cp and self.training)
             if i in self.out_indices:
                 outs.append(self._apply_out_norm(x, i))
         return tuple(outs)
@@ -152,11 +158,11 @@ class Pyramid(Backbone):
     def forward_intermediates(
         self, x: Tensor, indices: Collection[int], norm: bool = False, stop_early: bool = False
     ) -> tuple[Tensor, list[Intermediate]]:
-        check_image_size(x)
+        check_image_size(x, self._stride)
         stages = self.stages[: max(indices) + 1] if stop_early else self.stages
         taken = []
         for i, stage in enumerate(stages):
-            x = stage(x, with_cp=self.with_cp and self.training)
+            x = stage(x, i, with_cp=self.with_cp and self.training)
             if i in indices:
                 taken.append(Intermediate(self._apply_out_norm(x, i) if norm else x))
         return self._apply_out_norm(x, len(stages) - 1), taken
@@ -195,6 +201,11 @@ class Pyramid(Backbone):
         if self.out_norms:
             prefixes += [f'out_norms.{i}.' for i in stages if i not in self.out_indices]
         return tuple(prefixes)
+
+    @property
+    def _stride(self) -> int:
+        """Stride of the last map."""
+        return 4 * 2 ** (len(self.stages) - 1)
 
     def _apply_out_norm(self, x: Tensor, stage: int) -> Tensor:
         if str(stage) not in self.out_norms:

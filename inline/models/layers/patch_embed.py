@@ -13,7 +13,7 @@ from inline.models.layers.fast_paths import is_plain
 from inline.models.layers.fused_linear import linear
 from inline.models.layers.norm import LayerNorm
 from inline.ops.local_residual import compiles_any_size
-from inline.ops.symint import ceil_div, statically_true
+from inline.ops.symint import ceil_div, new_size, statically_true
 from inline.utils.arguments import check_range
 
 # Sanity limit: larger values are almost certainly typos and would run out of memory.
@@ -61,11 +61,22 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, C, H, W) → tokens (B, h·w, dim) and (h, w)."""
-        x = pad_to_multiple(x, 2)
-        hw = (x.shape[-2] // 2, x.shape[-1] // 2)
-        # (B, C, h, row, w, column) → (B, h·w, column, row, C): Swin concatenates a patch column by column.
-        x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 5, 3, 1)
-        return linear(self.reduction, self.norm(x.flatten(3).flatten(1, 2))), hw
+        merge = torch.ops.inline.merge_patches if compiles_any_size(x) else _merge_patches
+        x = merge(x)
+        return linear(self.reduction, self.norm(x.flatten(1, 2))), (x.shape[1], x.shape[2])
+
+
+def _merge_patches(x: Tensor) -> Tensor:
+    """(B, C, H, W) → (B, h, w, 4·C), zero-padded to even sides."""
+    x = pad_to_multiple(x, 2)
+    # (B, C, h, row, w, column) → (B, h, w, column, row, C): Swin concatenates a patch column by column.
+    return x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 5, 3, 1).flatten(3)
+
+
+def _unmerge_patches(merged: Tensor, height: int, width: int) -> Tensor:
+    """(B, h, w, 4·C) → (B, C, height, width), without the padding of :func:`_merge_patches`."""
+    x = merged.unflatten(3, (2, 2, -1)).permute(0, 5, 1, 4, 2, 3)
+    return x.flatten(4).flatten(2, 3)[:, :, :height, :width]
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
@@ -87,8 +98,9 @@ def tokens_to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
     return x.transpose(1, 2).unflatten(2, hw)
 
 
-# With symbolic sizes, torch.compile calls padding and convolution through one operator of known output shape:
-# inductor would give the padded image, which the backward pass needs, the strides of the first batch.
+# With symbolic sizes, torch.compile calls downsampling through operators: the height and width of the output
+# become new symbols, which keeps the expressions of later stages short. Besides, inductor would give the
+# padded image, which the backward pass needs, the strides of the first batch.
 
 
 def _compiled_convolution(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -138,7 +150,7 @@ def _convolution_backward_cpu(
 
 @torch.library.register_fake('inline::padded_convolution')
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:  # noqa: ARG001 (no effect on the shape)
-    height, width = (ceil_div(side, stride) for side in x.shape[2:])
+    height, width = (new_size(ceil_div(side, stride)) for side in x.shape[2:])
     return x.new_empty(x.shape[0], height, width, weight.shape[0])
 
 
@@ -158,3 +170,33 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd('inline::padded_convolution', _backward, setup_context=_save_inputs)
+
+
+@torch.library.custom_op('inline::merge_patches', mutates_args=())
+def _merge_op(x: Tensor) -> Tensor:
+    return _merge_patches(x).contiguous()
+
+
+@torch.library.custom_op('inline::unmerge_patches', mutates_args=())
+def _unmerge_op(merged: Tensor, height: int, width: int) -> Tensor:
+    return _unmerge_patches(merged, height, width).contiguous()
+
+
+@_merge_op.register_fake
+def _(x: Tensor) -> Tensor:
+    batch, channels, *sides = x.shape
+    height, width = (new_size(ceil_div(side, 2)) for side in sides)
+    return x.new_empty(batch, height, width, 4 * channels)
+
+
+@_unmerge_op.register_fake
+def _(merged: Tensor, height: int, width: int) -> Tensor:
+    return merged.new_empty(merged.shape[0], merged.shape[3] // 4, height, width)
+
+
+def _save_size(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
+    ctx.hw = inputs[0].shape[2:]
+
+
+# Padding has no gradient.
+_merge_op.register_autograd(lambda ctx, grad: _unmerge_op(grad, *ctx.hw), setup_context=_save_size)

@@ -1,7 +1,7 @@
 """Window partition: windows, shifted windows and stripes within which tokens attend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.models.layers.fast_paths import cache_by_size
-from inline.ops.symint import ceil_div, is_symbolic, statically_true, sym_max, sym_min
+from inline.ops.symint import ceil_div, is_symbolic, new_sizes, statically_true, sym_max, sym_min
 
 # Value of padded positions. It must not affect any result: tests set it to NaN. An integer, because
 # torch.compile(dynamic=True) does not treat float globals as constants.
@@ -29,6 +29,8 @@ class WindowPartition:
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
     wrap: bool = True
+    # Rows and columns of windows, as symbols of their own; None to compute them.
+    grid: tuple[int, int] | None = None
 
     @property
     def is_full_map(self) -> bool:
@@ -43,13 +45,15 @@ class WindowPartition:
     @property
     def is_padded(self) -> bool:
         """Whether windows contain padding."""
-        return not self.is_full_map and not _same(self.hw, self._padded)
+        if self.is_full_map:
+            return False
+        return self.grid is not None or not _same(self.hw, self._padded)
 
     @property
     def num_windows(self) -> int:
         """Number of windows per image."""
-        height, width = self._padded
-        return (height // self.window[0]) * (width // self.window[1])
+        rows, columns = self.grid or self._count_windows()
+        return rows * columns
 
     def partition(self, x: Tensor, fill: float | None = None) -> Tensor:
         """(B, H·W, C) → (B·num_windows, h·w, C), the windows of an image in row-major order."""
@@ -57,7 +61,7 @@ class WindowPartition:
             return x
         if self.is_symbolic:
             if _is_compiling():
-                return _partition_op(x, *self._sizes, self.wrap, PAD_VALUE if fill is None else fill)
+                return _partition_op(x, self._sizes, self.wrap, PAD_VALUE if fill is None else fill)
             rows, columns = self._source_coordinates(x.device)
             index = rows.clamp(0, self.hw[0] - 1) * self.hw[1] + columns.clamp(0, self.hw[1] - 1)
             x = x.index_select(1, index)
@@ -77,7 +81,7 @@ class WindowPartition:
             return windows
         if self.is_symbolic:
             if _is_compiling():
-                return _reverse_op(windows, *self._sizes, self.wrap)
+                return _reverse_op(windows, self._sizes, self.wrap)
             x = windows.reshape(-1, self.num_windows * self.window[0] * self.window[1], windows.shape[2])
             return x.index_select(1, self._target_indices(windows.device))
         (top, left), (height, width) = self._offset, self._padded
@@ -104,7 +108,7 @@ class WindowPartition:
 
     def _mask(self, of_pairs: bool, device: torch.device) -> Tensor:
         if self.is_symbolic and _is_compiling():
-            return _mask_op(*self._sizes, self.wrap, of_pairs, device)
+            return _mask_op(self._sizes, self.wrap, of_pairs, device)
         make = self._attention_mask if of_pairs else self._map_mask
         if self.is_symbolic:
             return make(device)
@@ -135,10 +139,22 @@ class WindowPartition:
         rows, columns = zip(self.hw, self.window, self._offset, strict=True)
         return _padded_side(*rows), _padded_side(*columns)
 
+    def with_new_sizes(self, x: Tensor) -> 'WindowPartition':
+        """Return the partition for the tokens x of a block; torch.compile gets new symbols for its sizes."""
+        if self.is_full_map or not (self.is_symbolic and _is_compiling()):
+            return self
+        h, w, down, right, rows, columns = new_sizes(x, *self.window, *self.shift, *self._count_windows())
+        return replace(self, window=(h, w), shift=(down, right), grid=(rows, columns))
+
+    def _count_windows(self) -> tuple[int, int]:
+        """Return the number of rows and of columns of windows."""
+        height, width = self._padded
+        return height // self.window[0], width // self.window[1]
+
     @property
-    def _sizes(self) -> tuple[list[int], list[int], list[int]]:
-        """Arguments of the custom operators below."""
-        return list(self.hw), list(self.window), list(self.shift)
+    def _sizes(self) -> list[int]:
+        """Sizes of the map, a window, the shift and the grid of windows: arguments of the operators below."""
+        return [*self.hw, *self.window, *self.shift, *(self.grid or self._count_windows())]
 
     def _roll(self, x: Tensor, sign: int) -> Tensor:
         if not self._is_wrapped:
@@ -247,79 +263,59 @@ def _is_compiling() -> bool:
 
 
 @torch.library.custom_op('inline::window_partition', mutates_args=())
-def _partition_op(
-    x: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool, fill: float
-) -> Tensor:
-    return _dense_copy(_windows(hw, window, shift, wrap).partition(x, fill), x)
+def _partition_op(x: Tensor, sizes: Sequence[int], wrap: bool, fill: float) -> Tensor:
+    return _dense_copy(_windows(sizes, wrap).partition(x, fill), x)
 
 
 @_partition_op.register_fake
-def _(
-    x: Tensor,
-    hw: Sequence[int],
-    window: Sequence[int],
-    shift: Sequence[int],
-    wrap: bool,
-    fill: float,  # noqa: ARG001 (does not affect the shape)
-) -> Tensor:
-    count = _windows(hw, window, shift, wrap).num_windows
-    return x.new_empty(x.shape[0] * count, window[0] * window[1], x.shape[2])
+def _(x: Tensor, sizes: Sequence[int], wrap: bool, fill: float) -> Tensor:  # noqa: ARG001 (no effect on the shape)
+    count, tokens = _shape(sizes)
+    return x.new_empty(x.shape[0] * count, tokens, x.shape[2])
 
 
 @torch.library.custom_op('inline::window_reverse', mutates_args=())
-def _reverse_op(
-    windows: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool
-) -> Tensor:
-    return _dense_copy(_windows(hw, window, shift, wrap).reverse(windows), windows)
+def _reverse_op(windows: Tensor, sizes: Sequence[int], wrap: bool) -> Tensor:
+    return _dense_copy(_windows(sizes, wrap).reverse(windows), windows)
 
 
 @_reverse_op.register_fake
-def _(windows: Tensor, hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> Tensor:
-    batch = windows.shape[0] // _windows(hw, window, shift, wrap).num_windows
-    return windows.new_empty(batch, hw[0] * hw[1], windows.shape[2])
+def _(windows: Tensor, sizes: Sequence[int], wrap: bool) -> Tensor:  # noqa: ARG001 (no effect on the shape)
+    return windows.new_empty(windows.shape[0] // _shape(sizes)[0], sizes[0] * sizes[1], windows.shape[2])
 
 
 def _save_sizes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
-    ctx.sizes = inputs[1:5]
+    ctx.sizes = inputs[1:3]
 
 
 # Padding has no gradient, so each operator is the other's backward.
 _partition_op.register_autograd(
-    lambda ctx, grad: (_reverse_op(grad, *ctx.sizes), *[None] * 5), setup_context=_save_sizes
+    lambda ctx, grad: (_reverse_op(grad, *ctx.sizes), *[None] * 3), setup_context=_save_sizes
 )
 _reverse_op.register_autograd(
-    lambda ctx, grad: (_partition_op(grad, *ctx.sizes, 0.0), *[None] * 4), setup_context=_save_sizes
+    lambda ctx, grad: (_partition_op(grad, *ctx.sizes, 0.0), *[None] * 2), setup_context=_save_sizes
 )
 
 
 @torch.library.custom_op('inline::window_mask', mutates_args=())
-def _mask_op(
-    hw: Sequence[int],
-    window: Sequence[int],
-    shift: Sequence[int],
-    wrap: bool,
-    of_pairs: bool,
-    device: torch.device,
-) -> Tensor:
+def _mask_op(sizes: Sequence[int], wrap: bool, of_pairs: bool, device: torch.device) -> Tensor:
     # A copy, because an operator must not return a tensor that is cached.
-    return _windows(hw, window, shift, wrap)._mask(of_pairs, device).clone()
+    return _windows(sizes, wrap)._mask(of_pairs, device).clone()
 
 
 @_mask_op.register_fake
-def _(
-    hw: Sequence[int],
-    window: Sequence[int],
-    shift: Sequence[int],
-    wrap: bool,
-    of_pairs: bool,
-    device: torch.device,
-) -> Tensor:
-    count, tokens = _windows(hw, window, shift, wrap).num_windows, window[0] * window[1]
+def _(sizes: Sequence[int], wrap: bool, of_pairs: bool, device: torch.device) -> Tensor:  # noqa: ARG001
+    count, tokens = _shape(sizes)
     return torch.empty(count, *[tokens] * (1 + of_pairs), dtype=torch.bool, device=device)
 
 
-def _windows(hw: Sequence[int], window: Sequence[int], shift: Sequence[int], wrap: bool) -> WindowPartition:
-    return WindowPartition((hw[0], hw[1]), (window[0], window[1]), (shift[0], shift[1]), wrap)
+def _windows(sizes: Sequence[int], wrap: bool) -> WindowPartition:
+    """Return the partition with the sizes of :attr:`WindowPartition._sizes`."""
+    return WindowPartition((sizes[0], sizes[1]), (sizes[2], sizes[3]), (sizes[4], sizes[5]), wrap)
+
+
+def _shape(sizes: Sequence[int]) -> tuple[int, int]:
+    """Return the number of windows and of tokens in each."""
+    return sizes[6] * sizes[7], sizes[2] * sizes[3]
 
 
 def _dense_copy(result: Tensor, source: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ class AttentionMixer(nn.Module, ABC):
     ) -> Iterator[AttentionInputs]:
         """Yield the inputs for each window partition; the channels are split evenly between them."""
         v, make_qk = self.project(x, hw)
-        partitions = self.window_partitions(x, hw)
+        partitions = [windows.with_new_sizes(x) for windows in self.window_partitions(x, hw)]
         width = x.shape[-1] // len(partitions)
         for i, windows in enumerate(partitions):
             channels = slice(i * width, (i + 1) * width)

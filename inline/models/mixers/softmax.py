@@ -88,9 +88,9 @@ def _mask_bias(bias: Tensor | None, mask: Tensor, q: Tensor) -> Tensor:
 
 def _windows_to_heads(x: Tensor, count: int) -> Tensor:
     """(B·count, heads, N, d) → (B, count·heads, N, d)."""
-    return x.unflatten(0, (-1, count)).flatten(1, 2)
+    return x.unflatten(0, (x.shape[0] // count, count)).flatten(1, 2)
 
 
 def _heads_to_windows(x: Tensor, heads: int) -> Tensor:
     """(B, count·heads, N, d) → (B·count, heads, N, d)."""
-    return x.unflatten(1, (-1, heads)).flatten(0, 1)
+    return x.unflatten(1, (x.shape[1] // heads, heads)).flatten(0, 1)
