@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, metavar='DIR', help="test data (default: the config's)")
     parser.add_argument('--commit', help='commit used for training (default: the current one)')
     parser.add_argument('--hours', type=float, help='duration (default: from the log in the checkpoint)')
+    parser.add_argument('--after', metavar='CONFIG', help='config of the run whose result it started from')
     parser.add_argument(
         '--out', type=Path, metavar='DIR', help='output folder (default: that of the package)'
     )
@@ -30,10 +31,18 @@ def main() -> None:
     from inline.reproduce.packaging import PackagingOptions, package
     from inline.reproduce.provenance import ROOT
 
-    path = find_config_path(args.config).resolve()
-    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+    def shown(name: str) -> str:
+        path = find_config_path(name).resolve()
+        return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name)
+
     options = PackagingOptions(
-        args.name, str(shown), args.data_root, args.commit, args.hours, args.out or PACKAGED_FOLDER
+        args.name,
+        shown(args.config),
+        args.data_root,
+        args.commit,
+        args.hours,
+        args.after and shown(args.after),
+        args.out or PACKAGED_FOLDER,
     )
     for message in package(args.checkpoint, find_config(args.config), options):
         print(message)

@@ -11,7 +11,7 @@ import torch
 from mmengine.config import Config
 
 from inline.apis.export.verification import evaluate
-from inline.apis.loading import build_model
+from inline.apis.loading import build_model, find_config
 from inline.checkpoints import Checkpoint, compare_state_dict, read_checkpoint
 from inline.checkpoints.config_text import read_dict
 from inline.checkpoints.model_card import PublishedModelCard, count_attention
@@ -44,6 +44,7 @@ class PackagingOptions:
         data_root: The validation data; None for that of the config.
         commit: Commit used for training; None for the current one.
         hours: Duration of training; None to sum the step times logged in the checkpoint.
+        after: Config of the run from whose result the training started, as `config`; None if there was none.
         folder: Where the files are written.
     """
 
@@ -52,6 +53,7 @@ class PackagingOptions:
     data_root: Path | None = None
     commit: str | None = None
     hours: float | None = None
+    after: str | None = None
     folder: Path = PACKAGED_FOLDER
 
 
@@ -142,9 +144,13 @@ def _describe_training(checkpoint: Checkpoint, options: PackagingOptions) -> lis
     environment = describe_environment()
     hours = _hours(checkpoint) if options.hours is None else options.hours
     took = 'of unknown duration' if hours is None else f'{hours:.1f} hours'
+    recipes = [f'recipe: `{options.config}`; {_recipe(str(checkpoint.meta.get("cfg", "")))}']
+    if options.after is not None:
+        first = find_config(options.after).pretty_text
+        recipes.append(f'it starts from the result of `{options.after}`; {_recipe(first)}')
     return [
         TERMS,
-        f'recipe: `{options.config}`; {_recipe(str(checkpoint.meta.get("cfg", "")))}',
+        *recipes,
         f'training: {took} on {environment["hardware"]}',
         f'code: commit {options.commit or environment["commit"]}; {environment["versions"]}',
     ]

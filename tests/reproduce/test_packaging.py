@@ -50,7 +50,12 @@ def test_file_and_card(lossy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(packaging, 'evaluate', lambda *_: next(results))
     write_tiny_imagenet(tmp_path)
     options = PackagingOptions(
-        'inline_pvt_micro', f'configs/{CONFIG}.py', tmp_path, 'abc1234', folder=tmp_path / 'w'
+        'inline_pvt_micro',
+        f'configs/{CONFIG}.py',
+        tmp_path,
+        'abc1234',
+        after='configs/tiny_imagenet/inline-pvt-micro-distilled_tiny-imagenet.py',
+        folder=tmp_path / 'w',
     )
     messages = list(package(source, find_config(CONFIG), options))
     assert messages[0].startswith('single precision: accuracy/top1 ')
@@ -65,6 +70,8 @@ def test_file_and_card(lossy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         'The terms of ImageNet apply to it: research and education, not for commercial use',
         f'recipe: `configs/{CONFIG}.py`; AdamW (lr 0.002, weight_decay 0.05), batch size 128, 30 epochs, '
         'augmentation RandomCrop, RandomFlip',
+        'it starts from the result of `configs/tiny_imagenet/inline-pvt-micro-distilled_tiny-imagenet.py`; '
+        'AdamW (lr 0.002, weight_decay 0.05), batch size 125, 22 epochs',
         'training: 1.5 hours on ',
         'code: commit abc1234',
         f'stored in {"single" if lossy else "half"} precision',
