@@ -15,7 +15,7 @@ from inline.models.layers import linear, linear_gelu
 from inline.models.layers.fused_linear import HAS_ONEDNN, ONEDNN_FROM
 from tests.models.families import build
 
-OPERATOR = 'inline::linear'
+OPERATOR = 'mkldnn::_linear_pointwise'
 TOKENS = ONEDNN_FROM + 1
 
 
