@@ -2,11 +2,13 @@
 
 python -m benchmarks.finetuning classification FOLDER --digits CHECKPOINT
 python -m benchmarks.finetuning detection FOLDER --digits CHECKPOINT
+python -m benchmarks.finetuning detection FOLDER --starts packaged    # after new packaged weights
 
 Every start is trained with the same config and several seeds; the result is the last validation. Two runs
 execute at a time. Finished runs are not repeated, and interrupted ones continue.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from inline.reproduce.provenance import ROOT
 from inline.reproduce.runs import NO_WEIGHTS, Run, run_all
 from inline.reproduce.tables import BOX_AP, MEASURED, TOP1, Metric
 from inline.utils.arguments import check_positive
-from inline.utils.errors import OneLineParser, exit_on_user_error
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 from inline.utils.tables import read_csv, write_csv
 
 
@@ -36,11 +38,15 @@ TASKS = {
 }
 
 
+STARTS = ('scratch', 'digits', 'packaged')
+
+
 def main() -> None:
     parser = OneLineParser(description=__doc__.partition('\n')[0])
     parser.add_argument('task', choices=TASKS, help='what the data is annotated for')
     parser.add_argument('data', type=Path, help='folder with the images and annotations')
-    parser.add_argument('--digits', type=Path, required=True, help='checkpoint of a digit classifier')
+    parser.add_argument('--digits', type=Path, help='checkpoint of a digit classifier')
+    parser.add_argument('--starts', nargs='+', choices=STARTS, default=STARTS, help='(default: all)')
     parser.add_argument('--seeds', type=int, default=3, help='number of seeds (default: %(default)s)')
     parser.add_argument(
         '--work-dir',
@@ -56,14 +62,20 @@ def main() -> None:
     )
     args = parser.parse_args()
     check_positive('--seeds', args.seeds)
-    check_checkpoint(str(args.digits), '--digits')
+    starting_weights: dict[str, Path | str | None] = {'scratch': NO_WEIGHTS, 'packaged': None}
+    if 'digits' in args.starts:
+        if args.digits is None:
+            raise UserError('--digits: the start from digits needs a checkpoint of a digit classifier')
+        check_checkpoint(str(args.digits), '--digits')
+        starting_weights['digits'] = args.digits
     apply_patches()
     task = TASKS[args.task]
-    runs = plan_runs(task, args.data, args.digits, args.seeds, args.work_dir)
-    starts = {run.folder: key for key, run in runs.items()}
+    starts = {start: starting_weights[start] for start in args.starts}
+    runs = plan_runs(task, args.data, starts, args.seeds, args.work_dir)
+    keys = {run.folder: key for key, run in runs.items()}
 
     def record(run: Run) -> None:
-        start, seed = starts[run.folder]
+        start, seed = keys[run.folder]
         add_line(
             args.output,
             {
@@ -77,9 +89,18 @@ def main() -> None:
     run_all(list(runs.values()), max_parallel=2, on_finish=record)
 
 
-def plan_runs(task: Task, data: Path, digits: Path, seeds: int, work_dir: Path) -> dict[tuple[str, int], Run]:
-    """Return the runs by start and seed."""
-    starts = {'scratch': NO_WEIGHTS, 'digits': digits, 'packaged': None}
+def plan_runs(
+    task: Task, data: Path, starts: Mapping[str, Path | str | None], seeds: int, work_dir: Path
+) -> dict[tuple[str, int], Run]:
+    """Return the runs by start and seed.
+
+    Args:
+        task: What to train.
+        data: Folder of the data.
+        starts: Starting weights by name, as :attr:`Run.pretrained`.
+        seeds: Number of seeds.
+        work_dir: Parent of the work directories.
+    """
     return {
         (start, seed): Run(
             ROOT / 'configs' / 'finetune' / f'{task.config}.py',

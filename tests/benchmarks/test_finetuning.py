@@ -1,16 +1,18 @@
 """The comparison of starting points: its runs, and the table of their results."""
 
 import json
+import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from benchmarks import finetuning
 from benchmarks.finetuning import TASKS, add_line, plan_runs
 from inline.reproduce.generated_files import finetuning_rows
 from inline.reproduce.measure import last_validation
-from inline.reproduce.runs import Run
+from inline.reproduce.runs import NO_WEIGHTS, Run
 from inline.utils.errors import UserError
 from inline.utils.tables import read_csv
 
@@ -24,7 +26,8 @@ def runs(tmp_path: Path) -> dict[tuple[str, int], Run]:
             (photos / split / name).mkdir(parents=True)
             cv2.imwrite(str(photos / split / name / 'a.png'), np.zeros((48, 48, 3), np.uint8))
     (tmp_path / 'digits.pth').write_bytes(b'weights')
-    return plan_runs(TASKS['classification'], photos, tmp_path / 'digits.pth', 2, tmp_path / 'runs')
+    starts = {'scratch': NO_WEIGHTS, 'digits': tmp_path / 'digits.pth', 'packaged': None}
+    return plan_runs(TASKS['classification'], photos, starts, 2, tmp_path / 'runs')
 
 
 def test_runs_differ_in_their_starting_weights_and_seed(runs: dict[tuple[str, int], Run]) -> None:
@@ -39,6 +42,20 @@ def test_runs_differ_in_their_starting_weights_and_seed(runs: dict[tuple[str, in
     assert [Path(path).name for path in weights['digits']] == ['digits.pth']
     assert weights['packaged'] == ['inline_pvt_micro']
     assert all('randomness.seed=1' in command for command in commands.values())
+
+
+def test_only_the_start_from_digits_needs_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[Run] = []
+    monkeypatch.setattr(finetuning, 'run_all', lambda runs, **_: finished.extend(runs))
+    command = ['finetuning.py', 'detection', 'boxes', '--seeds', '2', '--work-dir', str(tmp_path)]
+    monkeypatch.setattr(sys, 'argv', [*command, '--starts', 'packaged'])
+    finetuning.main()
+    assert [run.name for run in finished] == ['packaged_seed0', 'packaged_seed1']
+    monkeypatch.setattr(sys, 'argv', command)
+    with pytest.raises(UserError, match='--digits: the start from digits needs a checkpoint'):
+        finetuning.main()
 
 
 def test_the_last_validation_is_recorded(runs: dict[tuple[str, int], Run]) -> None:
