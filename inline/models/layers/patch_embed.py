@@ -99,7 +99,7 @@ def tokens_to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 # With symbolic sizes, torch.compile calls downsampling through operators: the height and width of the output
-# become new symbols, which keeps the expressions of later stages short. Besides, inductor would give the
+# become new symbols, which keeps the expressions of later stages short. Also, inductor would give the
 # padded image, which the backward pass needs, the strides of the first batch.
 
 
