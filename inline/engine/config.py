@@ -198,9 +198,17 @@ def starting_checkpoints(cfg: Config) -> Iterator[tuple[str, str]]:
             yield f'{key}.teacher_checkpoint', node['teacher_checkpoint']
 
 
+def backbone_config(cfg: Config) -> ConfigDict:
+    """Return the config of the backbone that is trained: of the model, or of the student of a distiller."""
+    model = cfg.model.get('student', cfg.model)
+    if 'backbone' not in model:
+        raise UserError(f'model {format_value(str(model.get("type")))} has no backbone')
+    return model.backbone
+
+
 def image_size(cfg: Config) -> tuple[int, int]:
     """Return the height and width of the images that the backbone of a config is built for."""
-    backbone = cfg.model.backbone
+    backbone = backbone_config(cfg)
     size = backbone.get('img_size')
     if size is None and str(backbone.get('type')).endswith('InLineDeiT'):
         size = resolve_arch(backbone.get('arch', 'tiny'), ARCHS, DeiTArch).img_size

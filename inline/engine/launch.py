@@ -48,7 +48,14 @@ from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
 from inline.datasets.read_watch import watch_reads
 from inline.datasets.validation.checks import CheckCache, check_paths, validate_datasets
-from inline.engine.config import check_config, check_phases, load_config, set_data_root, use_inline_components
+from inline.engine.config import (
+    backbone_config,
+    check_config,
+    check_phases,
+    load_config,
+    set_data_root,
+    use_inline_components,
+)
 from inline.engine.distributed.setup import adapt_to_hardware, join_process_group, leave_process_group
 from inline.engine.hooks.full_disk import handle_full_disk
 from inline.engine.resume import check_resumable, choose_start
@@ -227,7 +234,7 @@ def apply_training_flags(cfg: Config, args: argparse.Namespace) -> str | None:
         drop_pretrained(cfg.model)
         cfg.load_from = None
     elif args.pretrained is not None:
-        cfg.model.backbone.init_cfg = ConfigDict(
+        backbone_config(cfg).init_cfg = ConfigDict(
             type='Pretrained', checkpoint=args.pretrained, prefix='backbone.'
         )
         cfg.load_from = None
@@ -275,7 +282,7 @@ def use_amp(cfg: Config) -> None:
     Only the backbone uses bfloat16 on a CPU and in detectors: operators of mmcv such as RoIAlign have no
     kernels for it. Elsewhere on a GPU it is MMEngine's mixed precision.
     """
-    backbone, has_gpu = cfg.model.backbone, torch.cuda.is_available()
+    backbone, has_gpu = backbone_config(cfg), torch.cuda.is_available()
     is_ours = str(backbone.type).startswith('inline.')
     if not has_gpu and not is_ours:
         raise UserError(f'--amp without a GPU needs one of our backbones: the config has {backbone.type!r}')

@@ -38,12 +38,17 @@ class LayerDecayConstructor(LearningRateDecayOptimWrapperConstructor):
 
 
 def _layer_depth_of(model: Any) -> LayerDepth:
-    """Return a function from a parameter name to its layer and the number of layers."""
-    _, count = model.backbone.get_layer_depth('norm')
+    """Return a function from a parameter name to its layer and the number of layers.
+
+    Of a distiller, the layers of its student.
+    """
+    prefix = 'student.backbone.' if hasattr(model, 'student') else 'backbone.'
+    backbone = model.get_submodule(prefix.removesuffix('.'))
+    _, count = backbone.get_layer_depth('norm')
 
     def depth(name: str) -> tuple[int, int]:
-        if not name.startswith('backbone.'):
+        if not name.startswith(prefix):
             return count, count + 1
-        return model.backbone.get_layer_depth(name, 'backbone.')[0], count + 1
+        return backbone.get_layer_depth(name, prefix)[0], count + 1
 
     return depth

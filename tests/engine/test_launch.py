@@ -69,6 +69,21 @@ def test_amp_uses_bfloat16_in_the_backbone_on_a_cpu(monkeypatch: pytest.MonkeyPa
         use_amp(cfg)
 
 
+def test_amp_and_pretrained_weights_apply_to_the_student_of_a_distiller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr('torch.cuda.is_available', lambda: False)
+    student, teacher = ({'backbone': {'type': 'inline.InLinePVT'}} for _ in range(2))
+    cfg = Config({'model': {'type': 'inline.Distiller', 'student': student, 'teacher': teacher}})
+    flags = {'no_validate': False, 'amp': True, 'auto_scale_lr': False, 'resume': None}
+    apply_training_flags(cfg, Namespace(**flags, pretrained='inline_pvt_micro'))
+    backbone = cfg.model.student.backbone
+    assert (backbone.autocast, backbone.init_cfg.checkpoint) == ('bfloat16', 'inline_pvt_micro')
+    assert set(cfg.model.teacher.backbone) == {'type'}
+    with pytest.raises(UserError, match="model 'ImageClassifier' has no backbone"):
+        use_amp(Config({'model': {'type': 'ImageClassifier'}}))
+
+
 def test_scaling_the_learning_rate_needs_a_base_batch_size() -> None:
     cfg = make_config(auto_scale_lr={'base_batch_size': 16, 'enable': False})
     scale_lr(cfg)

@@ -127,12 +127,14 @@ def test_every_family_is_registered_under_its_name(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize('distilled', [False, True])
 @pytest.mark.parametrize('family', FAMILIES)
-def test_layer_wise_learning_rate_decay(family: str) -> None:
+def test_layer_wise_learning_rate_decay(family: str, distilled: bool) -> None:
     """Each block has half the learning rate of the next one, the head has the full rate."""
     _, options = FAMILIES[family]
     backbone = getattr(openmmlab, family)(**options, img_size=64)
-    model = nn.ModuleDict({'backbone': backbone, 'head': nn.Linear(2, 2)})
+    trained = nn.ModuleDict({'backbone': backbone, 'head': nn.Linear(2, 2)})
+    model = nn.ModuleDict({'student': trained}) if distilled else trained
     wrapper = build_optim_wrapper(
         model,
         {
@@ -154,7 +156,7 @@ def test_layer_wise_learning_rate_decay(family: str) -> None:
     ]
     assert all(later == pytest.approx(2 * earlier) for earlier, later in pairwise(own))
     assert own[-1] == 0.25
-    assert rates[id(model['head'].weight)] == 1.0
+    assert rates[id(trained['head'].weight)] == 1.0
 
 
 def test_autocast_computes_in_bfloat16_and_returns_float32() -> None:
