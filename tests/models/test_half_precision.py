@@ -37,7 +37,8 @@ def test_residual_stream_keeps_float32_under_autocast() -> None:
         with torch.no_grad():
             without = block(tokens, (3, 4))
     assert with_gradient.dtype == without.dtype == torch.float32
-    torch.testing.assert_close(without, with_gradient.detach(), rtol=0, atol=1e-3)
+    # Branches may be rounded differently; a rounded stream would be wrong by up to 4.
+    torch.testing.assert_close(without, with_gradient.detach(), rtol=0, atol=1e-2)
 
 
 # All but kernels with negative values that are normalised by division: scores of some queries sum to almost

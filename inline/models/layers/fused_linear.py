@@ -1,7 +1,7 @@
 """Linear layers on a CPU: oneDNN computes the products of the forward and backward pass.
 
-PyTorch's own linear layer calls MKL, which is slower on some processors. In inference oneDNN also applies the
-GELU after a layer, in the same kernel. See docs/speed.md for the times.
+In float32, PyTorch's own linear layer calls MKL, which is slower on some processors. In inference oneDNN also
+applies the GELU after a layer, in the same kernel, in float32 and bfloat16. See docs/speed.md for the times.
 """
 
 import math
@@ -23,6 +23,9 @@ HAS_ONEDNN = (
     and torch.backends.cpu.get_cpu_capability().startswith('AVX')
     and hasattr(torch.ops.mkldnn, '_linear_pointwise')
 )
+# Whether oneDNN has kernels for bfloat16 on this processor.
+HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_AUTOCAST_FROM = {torch.float32, torch.bfloat16}
 # oneDNN reorders the weight in each call. With fewer tokens only the fused GELU pays for that.
 ONEDNN_FROM = 128
 
@@ -43,9 +46,14 @@ def linear(layer: nn.Linear, x: Tensor, rows: slice | None = None) -> Tensor:
 def linear_gelu(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ``gelu(layer(x))`` for x (…, C)."""
     # A backward pass needs the output of the layer.
-    fuses = not torch.is_grad_enabled() and is_plain(layer, nn.Linear)
-    if fuses and _uses_onednn(x, layer.weight):
-        return _product(x, layer.weight, layer.bias, gelu=True)
+    if not torch.is_grad_enabled() and is_plain(layer, nn.Linear):
+        weight, bias = layer.weight, layer.bias
+        if _uses_onednn(x, weight):
+            return _product(x, weight, bias, gelu=True)
+        if _uses_bfloat16(x, weight):
+            # Autocast does not know the operator, so its operands are converted here.
+            bias = None if bias is None else bias.bfloat16()
+            return _linear_cpu(x.bfloat16(), weight.bfloat16(), bias, gelu=True)
     return F.gelu(linear(layer, x))
 
 
@@ -103,10 +111,25 @@ def _transposed_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether oneDNN's kernel applies: float32 on a CPU, no exporter or observer of operators."""
-    if x.dtype != torch.float32 or weight.dtype != torch.float32 or type(x) is not Tensor:
-        return False
-    if x.device.type != 'cpu' or weight.device.type != 'cpu' or is_autocast(x.device) or not HAS_ONEDNN:
+    """Return whether oneDNN's kernel for float32 applies."""
+    return x.dtype == weight.dtype == torch.float32 and not is_autocast(x.device) and _is_plain_cpu(x, weight)
+
+
+def _uses_bfloat16(x: Tensor, weight: Tensor) -> bool:
+    """Return whether oneDNN's kernel for bfloat16 applies: under autocast, or to such weights."""
+    if is_autocast(x.device):
+        known = (
+            torch.get_autocast_dtype('cpu') == torch.bfloat16 and {x.dtype, weight.dtype} <= _AUTOCAST_FROM
+        )
+    else:
+        known = x.dtype == weight.dtype == torch.bfloat16
+    # Inductor fuses the GELU by itself.
+    return known and HAS_BFLOAT16 and not torch.compiler.is_compiling() and _is_plain_cpu(x, weight)
+
+
+def _is_plain_cpu(x: Tensor, weight: Tensor) -> bool:
+    """Return whether plain tensors on a CPU are multiplied, without an exporter or observer of operators."""
+    if type(x) is not Tensor or x.device.type != 'cpu' or weight.device.type != 'cpu' or not HAS_ONEDNN:
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
