@@ -8,6 +8,7 @@ import torch
 from inline.models.block import Block
 from inline.models.mixers import MIXERS, build_mixer
 from inline.models.mixers.inline import AFFINE_RELU
+from inline.ops import KERNELS
 from tests.models.families import FAMILIES, build
 
 
@@ -46,7 +47,11 @@ def test_residual_stream_keeps_float32_under_autocast() -> None:
 FP16_CONFIGS: list[dict[str, Any]] = [
     *({'type': name} for name in sorted(MIXERS)),
     *({'type': 'Linear', 'kernel': kernel} for kernel in ('exp', 'elu', AFFINE_RELU)),
-    *({'type': 'InLine', 'kernel': kernel, 'injective': False} for kernel in ('relu', 'exp', 'elu')),
+    *({'type': 'InLine', 'kernel': kernel} for kernel in (*sorted({*KERNELS} - {'identity'}), AFFINE_RELU)),
+    *(
+        {'type': 'InLine', 'kernel': kernel, 'injective': False}
+        for kernel in ('relu', 'exp', 'elu', AFFINE_RELU)
+    ),
     {'type': 'TransNormer', 'variant': 'T1'},
 ]
 
