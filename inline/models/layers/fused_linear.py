@@ -47,13 +47,12 @@ def linear_gelu(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ``gelu(layer(x))`` for x (…, C)."""
     # A backward pass needs the output of the layer.
     if not torch.is_grad_enabled() and is_plain(layer, nn.Linear):
-        weight, bias = layer.weight, layer.bias
-        if _uses_onednn(x, weight):
-            return _product(x, weight, bias, gelu=True)
-        if _uses_bfloat16(x, weight):
+        if _uses_onednn(x, layer.weight):
+            return _product(x, layer.weight, layer.bias, gelu=True)
+        if _uses_bfloat16(x, layer.weight):
             # Autocast does not know the operator, so its operands are converted here.
-            bias = None if bias is None else bias.bfloat16()
-            return _linear_cpu(x.bfloat16(), weight.bfloat16(), bias, gelu=True)
+            bias = None if layer.bias is None else layer.bias.bfloat16()
+            return _linear_cpu(x.bfloat16(), layer.weight.bfloat16(), bias, gelu=True)
     return F.gelu(linear(layer, x))
 
 
