@@ -16,8 +16,7 @@ from inline.utils.errors import UserError, printable
 
 StateDict = Mapping[str, Tensor]
 
-# A block counts as matching if at least this share of its values matches. Replacing the attention keeps the
-# projections and the MLP, which are more than half of a block.
+# A block counts as matching if at least this share of its values matches.
 _SAME_BLOCK = 0.5
 _BLOCK = re.compile(r'(?:.*\.)?blocks\.\d+(?=\.)')
 # A tensor without its stage and block, up to two modules: mixer.qkv of stages.0.blocks.1.mixer.qkv.weight.
@@ -122,9 +121,10 @@ def load_partial_state_dict(model: nn.Module, state_dict: StateDict, source: str
             not finite. The model is then unchanged.
     """
     report = compare_state_dict(model, state_dict)
+    own = model.state_dict()
     different = [
-        *_different_blocks(model.state_dict(), report.matched),
-        *_different_blocks(state_dict, (*report.matched, *report.unused)),
+        *_different_blocks(own, report.matched, other=state_dict),
+        *_different_blocks(state_dict, (*report.matched, *report.unused), other=own),
     ]
     if different or not report.matched:
         blocks = f'{shorten(dict.fromkeys(different))} differ; ' if different else ''
@@ -228,12 +228,18 @@ def _unbuilt_prefixes(model: nn.Module) -> Iterator[str]:
             yield from (f'{name}.{prefix}' if name else prefix for prefix in prefixes())
 
 
-def _different_blocks(tensors: Mapping[str, Any], matched: Collection[str]) -> list[str]:
-    """Return the names of the blocks in which too few values match."""
+def _different_blocks(
+    tensors: Mapping[str, Any], matched: Collection[str], other: Collection[str]
+) -> list[str]:
+    """Return the names of the blocks in which too few values match.
+
+    Tensors of a mixer that the other side does not have are not counted: attention mechanisms differ in them,
+    such as in the spatial reduction of PVT, which is larger than the projections.
+    """
     names, total, found = set(matched), Counter[str](), Counter[str]()
     for name, tensor in tensors.items():
         block = _BLOCK.match(name)
-        if block:
+        if block and (name in other or not name.startswith(f'{block[0]}.mixer.')):
             total[block[0]] += tensor.numel()
             found[block[0]] += tensor.numel() if name in names else 0
     return [block for block in total if found[block] < _SAME_BLOCK * total[block]]

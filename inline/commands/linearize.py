@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
         type=int,
         nargs='+',
         metavar='N',
-        help="stages to convert, from 1 (default: those of the family's InLine model)",
+        help="stages to convert, or blocks of a DeiT, from 1 (default: those of the family's InLine model)",
     )
     parser.add_argument(
         '--epochs', type=int, metavar='N', help='epochs of distillation (default: a fifth of the config)'

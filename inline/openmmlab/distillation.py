@@ -24,22 +24,31 @@ Checkpoints hold the student alone, under the names that it has without a teache
 and fine-tuned with the student's own config.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, BaseModule
 from mmengine.registry import MODELS as ALL_MODELS
 from torch import Tensor, nn
 
-from inline.checkpoints import load_complete_state_dict, load_partial_state_dict, read_checkpoint
+from inline.checkpoints import (
+    check_num_heads,
+    load_complete_state_dict,
+    load_partial_state_dict,
+    read_checkpoint,
+)
+from inline.models.backbones.common import Backbone
 from inline.models.mixers import AttentionMixer
 from inline.registry import MODELS
 from inline.utils.errors import UserError
+from inline.utils.nested import walk_dicts
 
 
 class Recording:
@@ -64,11 +73,14 @@ class Distiller(BaseModel):
 
     Args:
         student: Config of a model of mmpretrain, mmdet or mmseg. Its data preprocessor is used.
-        teacher: Config of the teacher, or a callable: ``teacher(inputs, data_samples)`` returns logits
-            (B, classes). A module is set to evaluation mode, gets no gradients and is not saved.
+        teacher: Config of the teacher, or a callable that returns logits (B, classes): a module whose
+            ``forward`` has no argument ``data_samples``, such as one of timm, is called with the images, any
+            other callable as ``teacher(inputs, data_samples)``. A module is set to evaluation mode, gets no
+            gradients and is not saved.
         losses: Configs of the distillation losses.
         label_weight: Weight of the student's own losses; 0 omits them.
-        teacher_checkpoint: Weights of the teacher.
+        teacher_checkpoint: Weights of the teacher. Those of a plain DeiT, ViT, PVT, Swin or CSwin of other
+            projects are converted if the teacher has one of our backbones.
         teacher_mean, teacher_std: Normalisation of the teacher, if it is not that of the student.
         from_teacher: Start from the teacher's weights, where names and shapes match.
         train_only: ``'mixers'`` to train only the token mixers that differ from the teacher's.
@@ -95,19 +107,23 @@ class Distiller(BaseModel):
         self.student = ALL_MODELS.build(student)
         # The training step of BaseModel calls this one.
         self.data_preprocessor = self.student.data_preprocessor
-        teacher = ALL_MODELS.build(teacher) if isinstance(teacher, dict) else teacher
+        if isinstance(teacher, dict):
+            teacher = build_teacher(teacher, teacher_checkpoint)
+        elif teacher_checkpoint is not None:
+            load_teacher(teacher, teacher_checkpoint)
         if isinstance(teacher, nn.Module):
             teacher.requires_grad_(False).eval()
-        if teacher_checkpoint is not None:
-            load_complete_state_dict(
-                teacher, read_checkpoint(teacher_checkpoint).state_dict, teacher_checkpoint
-            )
         # In a tuple, the teacher is not a submodule: it stays out of checkpoints, optimizers and `train()`.
         self._teacher = (teacher,)
         self.distillation_losses = nn.ModuleList(ALL_MODELS.build(loss) for loss in losses)
         self.label_weight = label_weight
         self.from_teacher = from_teacher
         self._needs = {loss.needs for loss in self.distillation_losses}
+        if self._needs & {'features', 'mixers'} and not hasattr(teacher, 'extract_feat'):
+            raise UserError(
+                f'FeatureLoss and MixerLoss need a teacher of mmpretrain, mmdet or mmseg: it is a '
+                f'{type(teacher).__name__}, which has no extract_feat'
+            )
         self._renormalize = self._renormalization(teacher_mean, teacher_std)
         self._mixers = (
             replaced_mixers(self.student, teacher) if 'mixers' in {*self._needs, train_only} else {}
@@ -150,17 +166,26 @@ class Distiller(BaseModel):
         if isinstance(teacher, nn.Module):
             teacher.to(inputs.device)
         calls: list[tuple[AttentionMixer, tuple[Any, ...], Tensor]] = []
-        hooks = [
-            theirs.register_forward_hook(
-                lambda _, args, output, ours=ours: calls.append((ours, args, output))
-            )
-            for ours, theirs in self._mixers.values()
-        ]
+        block_inputs: dict[str, Tensor] = {}
+        hooks = []
+        for name, (ours, theirs) in self._mixers.items():
+            # A block calls its mixer with the tokens after its norm; some mixers also need those before it.
+            block = teacher.get_submodule(name.rpartition('.')[0])
+            hooks += [
+                block.register_forward_pre_hook(
+                    lambda _, args, name=name: block_inputs.__setitem__(name, args[0])
+                ),
+                theirs.register_forward_hook(
+                    lambda _, args, output, ours=ours, name=name: calls.append(
+                        (ours, (*args[:2], block_inputs[name]), output)
+                    )
+                ),
+            ]
         try:
             with _capture(teacher, 'backbone', recording, 'teacher_features'):
                 images = self._renormalize(inputs)
                 if 'logits' in self._needs:
-                    recording.teacher_logits = teacher(images, data_samples)
+                    recording.teacher_logits = self._call_teacher(images, data_samples)
                 elif self._needs:
                     teacher.extract_feat(images)
         finally:
@@ -169,6 +194,14 @@ class Distiller(BaseModel):
         if 'mixers' in self._needs:
             with torch.enable_grad():
                 recording.mixer_pairs = [(mixer(*args), output) for mixer, args, output in calls]
+
+    def _call_teacher(self, images: Tensor, data_samples: Any) -> Tensor:
+        teacher = self._teacher[0]
+        takes_samples = not isinstance(teacher, nn.Module) or (
+            'data_samples' in inspect.signature(teacher.forward).parameters
+        )
+        logits: Tensor = teacher(images, data_samples) if takes_samples else teacher(images)
+        return logits
 
     def _run_student(self, recording: Recording, inputs: Tensor, data_samples: Any) -> dict[str, Any]:
         if not self.label_weight and self._needs <= {'mixers'}:
@@ -203,6 +236,36 @@ class Distiller(BaseModel):
             ours.requires_grad_(True)
 
 
+def build_teacher(config: dict[str, Any], checkpoint: str | None) -> Any:
+    """Build the teacher of a config and load its weights.
+
+    Args:
+        config: Config of a model, or of an object without parameters, such as :class:`StoredLogits`.
+        checkpoint: Weights to load; None for those that the config names.
+    """
+    teacher = ALL_MODELS.build(deepcopy(config))
+    if checkpoint is not None:
+        load_teacher(teacher, checkpoint)
+    elif isinstance(teacher, nn.Module) and any(True for _ in teacher.parameters()):
+        nodes = [node for _, node in walk_dicts(config)]
+        if not any(node.get('type') == 'Pretrained' or node.get('pretrained') for node in nodes):
+            raise UserError(
+                f'teacher {config.get("type")!r} has no weights: give teacher_checkpoint, '
+                "an init_cfg of type 'Pretrained', or pretrained=True for a model of timm"
+            )
+        if isinstance(teacher, BaseModule):
+            teacher.init_weights()
+    return teacher
+
+
+def load_teacher(teacher: nn.Module, source: str) -> None:
+    """Load all weights of a teacher."""
+    is_ours = any(isinstance(module, Backbone) for module in teacher.modules())
+    checkpoint = read_checkpoint(source, convert_softmax_models=is_ours)
+    check_num_heads(teacher, checkpoint.meta, source)
+    load_complete_state_dict(teacher, checkpoint.state_dict, source)
+
+
 def replaced_mixers(student: nn.Module, teacher: Any) -> dict[str, tuple[AttentionMixer, AttentionMixer]]:
     """Return the token mixers of the student that differ from the teacher's, each with the teacher's."""
     theirs = dict(teacher.named_modules()) if isinstance(teacher, nn.Module) else {}
@@ -215,9 +278,6 @@ def replaced_mixers(student: nn.Module, teacher: Any) -> dict[str, tuple[Attenti
     }
     if not pairs:
         raise UserError('no token mixer of the student replaces one of the teacher: compare their `mixers`')
-    for name, (ours, _) in pairs.items():
-        if ours.needs_prenorm_input:
-            raise UserError(f'{name} needs the input before the norm, which the teacher does not record')
     return pairs
 
 
@@ -320,7 +380,9 @@ class StoredLogits(nn.Module):
         try:
             self.logits = np.load(file, mmap_mode='r', allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise UserError(f'teacher logits {str(file)!r} cannot be read: {error}') from error
+            raise UserError(
+                f'teacher logits {str(file)!r} cannot be read: {error}; tools/store_logits.py writes them'
+            ) from error
         if self.logits.ndim != 3 or self.logits.shape[0] not in (1, 2):
             raise UserError(
                 f'teacher logits {str(file)!r} have shape {self.logits.shape}: '

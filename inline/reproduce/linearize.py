@@ -12,7 +12,7 @@ work directory:
 ``student.py`` is the config of the result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ import torch
 from mmengine.config import Config
 
 from inline.engine.config import load_config
+from inline.models.mixers import InLineMixer, expand_mixers
+from inline.models.mixers.registry import MixerConfig, MixersConfig
 from inline.reproduce.runs import call, last_checkpoint, tool_command
 from inline.utils.atomic import make_folder
 from inline.utils.errors import UserError
@@ -38,7 +40,8 @@ class Linearization:
         config: Config of the softmax model.
         weights: Its checkpoint.
         work_dir: Folder for configs, logs and checkpoints.
-        stages: Stages whose mixers are replaced, from 1; None for the family's usual InLine model.
+        stages: Stages (DeiT: blocks) whose mixers are replaced, from 1; None for those of the family's InLine
+            model.
         epochs: Epochs of the distillation; None for a fifth of those of the config.
         match_epochs: Epochs of the matching phase; 0 omits it.
     """
@@ -90,33 +93,53 @@ def student_config(cfg: Config, stages: Sequence[int] | None) -> Config:
 
     Args:
         cfg: Config of a model with a backbone of ours whose mixers are all softmax.
-        stages: Stages to convert, from 1; None for the family's usual InLine model.
+        stages: Stages to convert, from 1; of a DeiT, blocks. None for those of the family's InLine model.
     """
     backbone = cfg.model.get('backbone') or {}
     mixers = backbone.get('mixers')
-    if not str(backbone.get('type')).startswith('inline.') or not isinstance(mixers, dict):
+    if not str(backbone.get('type')).startswith('inline.') or mixers is None:
         raise UserError('linearize needs a backbone of type inline.… with mixers=dict(type="Softmax")')
-    if mixers.get('type') != 'Softmax':
-        raise UserError(f'linearize needs softmax mixers; those of the config are {mixers.get("type")!r}')
+    depths = [len(stage) for stage in _find_inline(backbone)]
+    entries = expand_mixers(mixers, depths)
+    others = {entry['type'] for stage in entries for entry in stage} - {'Softmax'}
+    if others:
+        raise UserError(f'linearize needs softmax mixers; the config also has {", ".join(sorted(others))}')
+    if stages is not None and (not stages or not set(stages) <= set(range(1, len(depths) + 1))):
+        raise UserError(f'stages {list(stages)}: must be some of 1 to {len(depths)}')
+    usual = _find_inline({name: value for name, value in backbone.items() if name != 'mixers'})
     student = Config(deepcopy(cfg._cfg_dict))
-    del student.model.backbone['mixers']
-    if stages is not None:
-        count = count_stages(student.model.backbone)
-        if not stages or not set(stages) <= set(range(1, count + 1)):
-            raise UserError(f'stages {list(stages)}: must be some of 1 to {count}')
-        student.model.backbone.mixers = [
-            {'type': 'InLine'} if stage in stages else dict(mixers) for stage in range(1, count + 1)
+    student.model.backbone.mixers = _shorten(
+        [
+            [
+                {'type': 'InLine'} if (is_inline if stages is None else number in stages) else dict(entry)
+                for entry, is_inline in zip(stage, of_usual, strict=True)
+            ]
+            for number, (stage, of_usual) in enumerate(zip(entries, usual, strict=True), start=1)
         ]
+    )
     return student
 
 
-def count_stages(backbone: dict[str, Any]) -> int:
-    """Return the number of stages of a backbone config."""
+def _find_inline(backbone: Mapping[str, Any]) -> list[list[bool]]:
+    """Return for each block of each stage of a backbone config whether its mixer is InLine.
+
+    Each block of a DeiT is a stage, as in the argument ``mixers``.
+    """
     from inline.openmmlab.backbones import MODELS
 
-    options = {key: value for key, value in backbone.items() if key != 'init_cfg'}
     with torch.device('meta'):
-        return len(MODELS.build(options).stages)
+        model = MODELS.build(
+            {key: backbone[key] for key in backbone if key not in ('init_cfg', 'out_indices')}
+        )
+    stages = [stage.blocks for stage in model.stages] if hasattr(model, 'stages') else zip(model.blocks)
+    return [[isinstance(block.mixer, InLineMixer) for block in stage] for stage in stages]
+
+
+def _shorten(entries: list[list[MixerConfig]]) -> MixersConfig:
+    """Return the shortest form of ``mixers`` that is the same: one dict per stage or for all blocks."""
+    per_stage = [stage[0] if all(entry == stage[0] for entry in stage) else stage for stage in entries]
+    is_uniform = isinstance(per_stage[0], dict) and all(stage == per_stage[0] for stage in per_stage)
+    return per_stage[0] if is_uniform else per_stage
 
 
 def distiller_config(cfg: Config, student: Config, weights: str, matching: bool) -> Config:

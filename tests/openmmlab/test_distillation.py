@@ -1,5 +1,7 @@
 """Distillation: losses, stored logits, and a student whose checkpoints do not mention the teacher."""
 
+import importlib
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.registry import init_default_scope
+from mmengine.structures import InstanceData, PixelData
 
 from inline.openmmlab.patches import apply_patches
 
@@ -16,6 +19,7 @@ apply_patches()
 from mmengine.registry import MODELS  # noqa: E402
 from mmpretrain.structures import DataSample  # noqa: E402
 
+from inline.engine.config import load_config  # noqa: E402
 from inline.openmmlab.distillation import (  # noqa: E402
     Distiller,
     FeatureLoss,
@@ -25,6 +29,7 @@ from inline.openmmlab.distillation import (  # noqa: E402
     relative_error,
 )
 from inline.utils.errors import UserError  # noqa: E402
+from tests.checkpoints.softmax_sources import CLASSES, randomize, timm_swin  # noqa: E402
 
 STUDENT = {
     'type': 'ImageClassifier',
@@ -166,6 +171,127 @@ def test_mixers_are_matched_on_the_teachers_activations() -> None:
     assert with_gradient
     assert all('.mixer.' in name for name in with_gradient)
     assert all(distiller.student.get_parameter(name).grad is not None for name in with_gradient)
+
+
+def test_mixers_that_need_the_input_before_the_norm_are_matched() -> None:
+    student, teacher = deepcopy(STUDENT), deepcopy(STUDENT)
+    for config, mixer in ((student, 'InLine'), (teacher, 'Softmax')):
+        config['backbone'] |= {'type': 'inline.InLineCSwin', 'mixers': {'type': mixer}}
+        config['backbone']['arch']['num_heads'] = (2, 2)
+    teacher = MODELS.build(teacher)
+    distiller = Distiller(student, teacher, [{'type': 'inline.MixerLoss'}], label_weight=0)
+    inputs, errors = torch.rand(2, 3, 32, 32), []
+    for stage, theirs in zip(distiller.student.backbone.stages, teacher.backbone.stages, strict=True):
+        block = theirs.blocks[0]
+        seen: list[Any] = []
+        hook = block.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args))
+        teacher.extract_feat(inputs)
+        hook.remove()
+        ((x, hw),) = seen
+        ours, output = stage.blocks[0].mixer(block.norm1(x), hw, x), block.mixer(block.norm1(x), hw)
+        errors.append(((ours - output) ** 2).mean() / (output**2).mean())
+    loss = distiller(inputs, make_samples(2), mode='loss')['loss_distill']
+    torch.testing.assert_close(loss, torch.stack(errors).mean())
+
+
+class Images(torch.nn.Module):
+    """A classifier as in timm: it takes images only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None) -> torch.Tensor:
+        assert attn_mask is None
+        return self.layer(x.mean((2, 3)))
+
+
+def test_a_module_of_another_library_is_called_with_images() -> None:
+    teacher, inputs = Images(), torch.rand(2, 3, 32, 32)
+    distiller = make_distiller(teacher)
+    losses = distiller(inputs, make_samples(2), mode='loss')
+    expected = logit_loss(LogitLoss(0.5, 2.0), distiller.student(inputs), teacher(inputs))
+    torch.testing.assert_close(losses['loss_distill'], expected)
+    for loss in ('FeatureLoss', 'MixerLoss'):
+        with pytest.raises(UserError, match='need a teacher of mmpretrain, mmdet or mmseg: it is a Images'):
+            Distiller(deepcopy(STUDENT), teacher, [{'type': f'inline.{loss}'}])
+
+
+def test_the_weights_of_a_teacher_are_loaded_or_missed(tmp_path: Path) -> None:
+    file = str(tmp_path / 'teacher.pth')
+    torch.save({'state_dict': MODELS.build(deepcopy(STUDENT)).state_dict()}, file)
+    expected = torch.load(file)['state_dict']['head.fc.weight']
+    init_cfg = {'type': 'Pretrained', 'checkpoint': file}
+    for config, checkpoint in ((STUDENT, file), ({**STUDENT, 'init_cfg': init_cfg}, None)):
+        distiller = make_distiller(deepcopy(config), teacher_checkpoint=checkpoint)
+        assert distiller._teacher[0].head.fc.weight.equal(expected)
+    with pytest.raises(UserError, match="teacher 'ImageClassifier' has no weights: give teacher_checkpoint"):
+        make_distiller(deepcopy(STUDENT))
+
+
+def test_a_teacher_loads_softmax_weights_of_timm(tmp_path: Path) -> None:
+    source = randomize(timm_swin())
+    file = str(tmp_path / 'swin.pth')
+    torch.save(source.state_dict(), file)
+
+    def make_config(num_heads: tuple[int, ...], **options: Any) -> dict[str, Any]:
+        arch = {'embed_dims': (8, 16, 32, 64), 'depths': (2, 2, 3, 1), 'num_heads': num_heads}
+        backbone = {'type': 'inline.InLineSwin', 'arch': arch, 'img_size': 128, 'out_indices': (3,)}
+        head = {'type': 'LinearClsHead', 'num_classes': CLASSES, 'in_channels': 64}
+        return {**STUDENT, 'backbone': {**backbone, **options}, 'head': head}
+
+    def make(num_heads: tuple[int, ...]) -> Distiller:
+        teacher = make_config(num_heads, mixers={'type': 'Softmax'})
+        losses = [{'type': 'inline.LogitLoss'}]
+        return Distiller(make_config(num_heads), teacher, losses, teacher_checkpoint=file)
+
+    inputs = torch.rand(2, 3, 128, 128)
+    teacher = make((1, 2, 4, 8))._teacher[0]
+    torch.testing.assert_close(teacher(inputs), source(inputs), rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match='set num_heads in its arch to'):
+        make((2, 2, 4, 8))
+
+
+def detection_sample() -> Any:
+    from mmdet.structures import DetDataSample
+
+    instances = InstanceData(bboxes=torch.tensor([[8.0, 8.0, 40.0, 48.0]]), labels=torch.tensor([1]))
+    return DetDataSample(gt_instances=instances, metainfo=META)
+
+
+def segmentation_sample() -> Any:
+    from mmseg.structures import SegDataSample
+
+    return SegDataSample(gt_sem_seg=PixelData(data=torch.zeros(1, 64, 64).long()), metainfo=META)
+
+
+META = dict.fromkeys(('img_shape', 'pad_shape', 'batch_input_shape'), (64, 64)) | {'scale_factor': (1, 1)}
+DENSE = {
+    'detector': ('retinanet_inline-pvt-nano_digits', 'mmdet', detection_sample),
+    'segmentor': ('semantic-fpn_inline-pvt-nano_digits', 'mmseg', segmentation_sample),
+}
+
+
+@pytest.mark.parametrize(('config', 'toolbox', 'make_sample'), DENSE.values(), ids=DENSE)
+def test_features_of_detectors_and_segmentors_are_distilled(
+    config: str, toolbox: str, make_sample: Callable[[], Any]
+) -> None:
+    importlib.import_module(f'{toolbox}.models')
+    init_default_scope(toolbox)
+    cfg = load_config(f'configs/digits_quick/{config}.py')
+    softmax = deepcopy(cfg.model)
+    softmax.backbone.mixers = {'type': 'Softmax'}
+    teacher = MODELS.build(softmax)
+    distiller = Distiller(deepcopy(cfg.model), teacher, [{'type': 'inline.FeatureLoss'}], label_weight=0.5)
+    student, images, samples = distiller.student, torch.rand(2, 3, 64, 64), [make_sample(), make_sample()]
+    with torch.no_grad():
+        pairs = zip(student.eval().backbone(images), teacher.backbone(images), strict=True)
+        expected = torch.stack([relative_error(*pair) for pair in pairs]).mean()
+    losses = distiller(images, samples, mode='loss')
+    torch.testing.assert_close(losses['loss_distill'], expected)
+    assert len(losses) > 1
+    losses['loss_distill'].backward()
+    assert student.backbone.stages[0].blocks[0].mixer.qkv.weight.grad.any()
 
 
 def test_a_student_can_start_from_the_teachers_weights_and_needs_other_mixers(tmp_path: Path) -> None:

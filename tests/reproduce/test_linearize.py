@@ -8,8 +8,9 @@ import torch
 
 from inline.apis.loading import build_model
 from inline.engine.config import load_config
+from inline.engine.launch import build_untrained_model
 from inline.openmmlab.patches import apply_patches
-from inline.reproduce.linearize import Linearization, default_epochs, student_config
+from inline.reproduce.linearize import Linearization, default_epochs, distiller_config, student_config
 from inline.utils.errors import UserError
 from tests.conftest import ROOT, run_tool
 
@@ -23,11 +24,50 @@ def patches() -> None:
 
 def test_the_student_has_inline_mixers_in_the_chosen_stages() -> None:
     cfg = load_config(SOFTMAX)
-    assert 'mixers' not in student_config(cfg, None).model.backbone
+    assert student_config(cfg, None).model.backbone.mixers == {'type': 'InLine'}
     mixers = student_config(cfg, [1, 2]).model.backbone.mixers
     assert [mixer.type for mixer in mixers] == ['InLine', 'InLine', 'Softmax', 'Softmax']
     assert mixers[2].sr_ratio == 1
     assert cfg.model.backbone.mixers.type == 'Softmax'
+
+
+def test_kept_stages_have_the_softmax_of_the_config() -> None:
+    """By default those that the family's InLine model keeps: stage 4 of Swin-T, most of stage 3 of Swin-B."""
+    softmax = {'type': 'Softmax', 'window_size': 12}
+    for config in (softmax, [softmax] * 4):
+        cfg = load_config('swin-tiny_8xb128_in1k', {'model.backbone.mixers': config})
+        inline = {'type': 'InLine'}
+        assert student_config(cfg, None).model.backbone.mixers == [inline, inline, inline, softmax]
+        assert student_config(cfg, [4]).model.backbone.mixers == [softmax, softmax, softmax, inline]
+    mixers = student_config(load_config('swin-base_8xb64_in1k'), None).model.backbone.mixers
+    assert [entry['type'] for entry in mixers[2]] == ['InLine'] * 2 + ['Softmax'] * 16
+
+
+def test_blocks_of_a_deit_are_chosen_as_stages() -> None:
+    mixers = student_config(load_config('deit-tiny_8xb512_in1k'), [1, 2]).model.backbone.mixers
+    assert [mixer.type for mixer in mixers] == ['InLine'] * 2 + ['Softmax'] * 10
+
+
+@pytest.mark.parametrize('stages', [None, [1, 2]])
+@pytest.mark.parametrize('config', ['pvt-tiny_8xb128_in1k', 'cswin-tiny_8xb128_in1k'])
+def test_the_student_starts_from_the_teachers_weights(
+    config: str, stages: list[int] | None, tmp_path: Path
+) -> None:
+    """PVT's softmax reduces its keys with convolutions that are larger than all else in a block."""
+    cfg = load_config(config)
+    teacher, _ = build_model(cfg)
+    torch.save({'state_dict': teacher.state_dict()}, tmp_path / 'teacher.pth')
+    cfg = load_config(config)
+    weights = str(tmp_path / 'teacher.pth')
+    distiller = build_untrained_model(
+        distiller_config(cfg, student_config(cfg, stages), weights, matching=True)
+    )
+    distiller.copy_teacher()
+    student, expected = distiller.student.state_dict(), teacher.state_dict()
+    for name in ('stages.0.blocks.0.mixer.qkv.weight', 'stages.3.blocks.0.mlp.fc1.weight'):
+        assert student[f'backbone.{name}'].equal(expected[f'backbone.{name}'])
+    kept = 'backbone.stages.2.blocks.0.mixer.reduction.conv.weight'
+    assert (kept in student) == (stages is not None and kept in expected)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +76,7 @@ def test_the_student_has_inline_mixers_in_the_chosen_stages() -> None:
         (SOFTMAX, [0, 1], r'stages \[0, 1\]: must be some of 1 to 4'),
         (SOFTMAX, [], r'stages \[\]: must be some of 1 to 4'),
         ('inline-pvt-micro_tiny-imagenet', None, 'needs a backbone of type inline'),
-        ('linear-pvt-micro_tiny-imagenet', None, "softmax mixers; those of the config are 'Linear'"),
+        ('linear-pvt-micro_tiny-imagenet', None, 'softmax mixers; the config also has Linear'),
     ],
 )
 def test_what_cannot_be_linearized_is_named(config: str, stages: Any, message: str) -> None:
