@@ -20,31 +20,32 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+# Traces forward and backward pass as inductor does, but generates no code.
+QUICK = {'backend': 'aot_eager', 'dynamic': False}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'name',
+    ('name', 'compiled'),
     [
-        pytest.param(name, marks=() if name == 'inline-pvt-nano_digits' else pytest.mark.exhaustive)
-        for name in RUNS
+        ('inline-pvt-nano_digits', QUICK),
+        *(pytest.param(name, True, marks=pytest.mark.exhaustive) for name in RUNS),
     ],
 )
 def test_training_with_a_compiled_backbone_has_the_same_losses(
-    name: str, digit_scenes: Path, tmp_path: Path
+    name: str, compiled: Any, digit_scenes: Path, tmp_path: Path
 ) -> None:
-    """With aot_eager, which traces forward and backward pass as inductor does but generates no code.
-
-    All scenes have one size. Tracing a detector for any size takes a minute: see test_compile.py.
-    """
+    """``compile=True`` uses inductor, for a detector with symbolic sizes, which takes minutes."""
     losses = []
-    for compiled in (False, {'backend': 'aot_eager', 'dynamic': False}):
+    for options in (False, compiled):
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        work_dir = tmp_path / str(bool(compiled))
+        work_dir = tmp_path / str(bool(options))
         cfg = short_run(name, digit_scenes, work_dir, **{'train_cfg.max_iters': 2, **RUNS[name]})
-        cfg.compile = compiled
+        cfg.compile = options
         losses.append(train(cfg, total_batch=2)[1])
         graphs = torch._dynamo.utils.counters['stats']['unique_graphs']
-        assert (graphs > 0) == bool(compiled)
+        assert (graphs > 0) == bool(options)
     assert len(losses[0]) == 2
     for step, expected in zip(*losses, strict=True):
         assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)
