@@ -28,6 +28,7 @@ class Layout:
         key: A tensor that every such model has and no other layout does.
         rules: Patterns and replacements, applied one after the other, that give the official names.
         merges_channels_first: Whether Swin's patch merging orders channels before positions.
+        options: Arguments of our backbone in which the project's models differ from the official ones.
     """
 
     family: str
@@ -35,6 +36,7 @@ class Layout:
     key: str
     rules: tuple[tuple[str, Replacement], ...] = ()
     merges_channels_first: bool = False
+    options: tuple[tuple[str, float], ...] = ()
 
     @property
     def title(self) -> str:
@@ -101,6 +103,7 @@ LAYOUTS = (
             (r'\.ffn\.layers\.0\.', '.mlp.fc1.'),
             (r'\.ffn\.layers\.3\.', '.mlp.fc2.'),
         ),
+        options=(('norm_eps', 1e-6),),
     ),
     Layout('cswin', 'official', 'stage1_conv_embed.0.weight'),
 )  # fmt: skip

@@ -102,7 +102,8 @@ class Conversion:
 
     Args:
         model: The backbone that the weights belong to.
-        state_dict: Weights of a classifier under our names: ``backbone.…`` and, if it has one, ``head.fc.…``.
+        state_dict: Weights under our names: ``backbone.…`` and, of a classifier, ``head.fc.…``. Necks and
+            heads of detectors and segmentors are unchanged.
         ignored: Tensors that were not used, with the reason.
     """
 
@@ -137,7 +138,11 @@ def convert_softmax(weights: StateDict) -> Conversion | None:
         return None
     if unsupported is not None:
         raise UserError(f'{unsupported} has no counterpart among our models')
-    theirs, ignored = _official_names(weights, layout)
+    has_prefix = any(name.startswith(PREFIX) for name in weights)
+    own = {
+        name: value for name, value in weights.items() if not has_prefix or name.startswith((PREFIX, 'head.'))
+    }
+    theirs, ignored = _official_names(own, layout)
     try:
         model = describe_model(theirs, layout)
         with torch.device('meta'):
@@ -146,7 +151,9 @@ def convert_softmax(weights: StateDict) -> Conversion | None:
     except KeyMismatchError as error:
         raise UserError(f'it resembles {layout.title}, but: {shorten(error.problems)}') from error
     head = {name.replace('head.', 'head.fc.'): theirs[name] for name in theirs if name.startswith('head.')}
-    state_dict = {f'{PREFIX}{name}': value for name, value in backbone.items()} | head
+    # Neck and heads of detectors and segmentors are the toolboxes' own in our models too.
+    others = {name: value for name, value in weights.items() if name not in own}
+    state_dict = {f'{PREFIX}{name}': value for name, value in backbone.items()} | head | others
     return Conversion(model, state_dict, ignored)
 
 
@@ -210,7 +217,7 @@ def describe_model(theirs: StateDict, layout: Layout) -> SoftmaxModel:
         num_heads=_num_heads(layout.family, stages, dims, depths),
         img_size=img_size,
         mixers=mixers[0] if all(mixer == mixers[0] for mixer in mixers) else mixers,
-        options=options | ({} if channels == 3 else {'in_channels': channels}),
+        options=options | dict(layout.options) | ({} if channels == 3 else {'in_channels': channels}),
     )
 
 
@@ -262,14 +269,10 @@ def _describe_cswin(theirs: StateDict, blocks: list[Block]) -> Description:
 
 def _official_names(weights: StateDict, layout: Layout) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a backbone and its linear classifier under official names, and those ignored."""
-    has_prefix = any(name.startswith(PREFIX) for name in weights)
     theirs: dict[str, Tensor] = {}
     originals: dict[str, str] = {}
     ignored: dict[str, str] = {}
     for original, value in weights.items():
-        if has_prefix and not original.startswith((PREFIX, 'head.')):
-            ignored[original] = 'not part of the backbone'
-            continue
         name = layout.rename(original.removeprefix(PREFIX))
         if DERIVED.fullmatch(name):
             ignored[original] = 'computed from the sizes'

@@ -1,5 +1,6 @@
 """Weights of plain DeiT, ViT, PVT, Swin and CSwin: converted models agree with the originals."""
 
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import init_default_scope
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -87,11 +90,8 @@ def test_converted_models_agree_with_their_sources(
     theirs = sources[name].to(dtype)
     conversion = convert(theirs.state_dict())
     ours = build_ours(conversion, name)
-    if name == 'mmdet PVT':
-        # mmdet has 1e-6 in all norms; the official repository and our PVT have it in the blocks only.
-        for module in ours.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = 1e-6
+    # mmdet has 1e-6 in all norms; the official repository and our PVT have it in the blocks only.
+    assert conversion.model.options.get('norm_eps') == (1e-6 if name == 'mmdet PVT' else None)
     assert_same_outputs(ours, theirs, SOURCES[name][1], dtype)
     used = sum(value.numel() for value in conversion.state_dict.values())
     assert used == sum(value.numel() for value in theirs.parameters())
@@ -160,8 +160,7 @@ def test_official_pvt_is_what_mmdet_converts(sources: dict[str, nn.Module]) -> N
     # A detector of the official repository: the same names after a prefix, and other parts.
     detector = {f'backbone.{name}': value for name, value in official.items()} | {'neck.a': token}
     conversion = convert(detector)
-    assert_same_weights(conversion, convert(theirs.state_dict()).state_dict)
-    assert conversion.ignored['neck.a'] == 'not part of the backbone'
+    assert_same_weights(conversion, convert(theirs.state_dict()).state_dict | {'neck.a': token})
 
 
 def assert_same_weights(conversion: Conversion, expected: Any) -> None:
@@ -375,3 +374,30 @@ def load_reports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     record: Callable[[str, bool], None] = lambda line, _: lines.append(line)  # noqa: E731
     monkeypatch.setattr('inline.openmmlab.backbones.log_load_report', record)
     return lines
+
+
+def test_a_detector_of_mmdet_is_converted_whole() -> None:
+    """Neck and head keep their weights, so that the file can be tested with our softmax configs."""
+    importlib.import_module('mmdet.models')
+    init_default_scope('mmdet')
+    theirs = {'type': 'SwinTransformer', 'embed_dims': 8, 'depths': (2, 2, 3, 1), 'num_heads': (1, 2, 4, 8)}
+    theirs |= {'window_size': 4}
+    detectors = []
+    for backbone in (theirs, None):
+        if backbone is None:
+            conversion = convert(detectors[0].state_dict())
+            backbone = conversion.model.config()
+        neck = {'type': 'FPN', 'in_channels': [8, 16, 32, 64], 'out_channels': 8, 'num_outs': 5}
+        anchors = {'type': 'AnchorGenerator', 'scales': [4], 'ratios': [1.0], 'strides': [4, 8, 16, 32, 64]}
+        head = {'type': 'RetinaHead', 'num_classes': 3, 'in_channels': 8, 'feat_channels': 8}
+        head |= {'stacked_convs': 1, 'anchor_generator': anchors}
+        config = {'type': 'RetinaNet', 'backbone': backbone, 'neck': neck, 'bbox_head': head}
+        detectors.append(randomize(ROOT_MODELS.build(config)))
+    assert load_complete_state_dict(detectors[1], conversion.state_dict, 'mmdet').exact
+    # All maps are divisible by the windows: mmdet's padded positions count as keys.
+    images = torch.randn(2, 3, 128, 256)
+    with torch.no_grad():
+        outputs, expected = (model.bbox_head(model.extract_feat(images)) for model in reversed(detectors))
+    pairs = zip((*outputs[0], *outputs[1]), (*expected[0], *expected[1]), strict=True)
+    for found, reference in pairs:
+        torch.testing.assert_close(found, reference, rtol=0, atol=1e-5 * float(reference.abs().max()))

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from inline.models.backbones.common import resolve_arch, resolve_img_size
 from inline.models.backbones.pyramid import BlockIndex, Pyramid, PyramidArch, stage_sizes
 from inline.models.layers import PatchEmbed, PositionEmbedding
@@ -54,6 +56,7 @@ class InLinePVT(Pyramid):
             and micro have none, all others do).
         out_norm: Whether to apply a LayerNorm to each returned feature map; None for the arch's choice (nano
             and micro do, all others do not).
+        norm_eps: Epsilon of all norms; None for 1e-6 in the blocks and 1e-5 elsewhere, as in PVT's code.
         with_cp: Gradient checkpointing: recompute blocks in the backward pass.
     """
 
@@ -68,6 +71,7 @@ class InLinePVT(Pyramid):
         mixers: MixersConfig | None = None,
         absolute_position: bool | None = None,
         out_norm: bool | None = None,
+        norm_eps: float | None = None,
         with_cp: bool = False,
     ) -> None:
         sizes = resolve_arch(arch, ARCHS, PVTArch)
@@ -86,6 +90,10 @@ class InLinePVT(Pyramid):
             out_norm=sizes.out_norm if out_norm is None else out_norm,
             with_cp=with_cp,
         )
+        if norm_eps is not None:
+            for module in self.modules():
+                if isinstance(module, nn.LayerNorm):
+                    module.eps = norm_eps
 
 
 def _with_family_defaults(config: MixerConfig, index: BlockIndex) -> MixerConfig:
