@@ -27,7 +27,11 @@ def main() -> None:
     parser.add_argument('checkpoint', help='checkpoint: file, folder, URL or USER/MODEL on the Hub')
     parser.add_argument('--format', choices=FORMATS, default='onnx', help='file format (default: onnx)')
     parser.add_argument('--dynamic', action='store_true', help='accept any batch size, height and width')
-    parser.add_argument('--size', metavar='H[xW]', help="image size to trace at (default: the config's)")
+    parser.add_argument(
+        '--size',
+        metavar='H[xW]',
+        help="image size to trace at, or with --dynamic to compare and measure at (default: the config's)",
+    )
     parser.add_argument(
         '--what', choices=('model', 'backbone'), default='model', help='part to export (default: model)'
     )

@@ -21,7 +21,7 @@ from inline.apis.export.portable import config_of_metadata, read_metadata
 from inline.apis.export.run import ExportOptions
 from inline.apis.inputs import find_images
 from inline.apis.runtimes import ExportedModel, fixed_size
-from inline.engine.config import load_config
+from inline.engine.config import load_config, set_data_root
 from inline.utils.errors import UserError
 from tests.apis.small_models import CLASSES, read, save_model, write_images
 
@@ -122,6 +122,34 @@ def test_classifier_files_predict_as_pytorch_does(
         assert result.top1 == int(result.probs.argmax()) == int(result.sample.pred_label)
     assert max(differences) < tolerance
     assert precision is None or max(differences) > 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('precision', ['fp32', pytest.param('int8', marks=pytest.mark.exhaustive)])
+def test_a_config_is_exported_to_openvino(
+    precision: str, small: Small, cache: Path, digit_scenes: Path, pictures: Path
+) -> None:
+    config, checkpoint = small('classification')
+    cfg = load_config(config)
+    # For the calibration of int8.
+    set_data_root(cfg, digit_scenes.parent)
+    expected = InLineModel(cfg, checkpoint, 'cpu')(pictures / 'f.bmp').probs
+    before = set(cache.rglob('*.xml'))
+    model = InLineModel(cfg, checkpoint, runtime='openvino', precision=precision)
+    assert (model.runtime, model.precision) == ('openvino', precision)
+    (path,) = set(cache.rglob('*.xml')) - before
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        'model.bin', 'model.xml', 'model.xml.json',
+    ]  # fmt: skip
+    probs = model(pictures / 'f.bmp').probs
+    assert probs is not None
+    difference = np.abs(probs - expected).max()
+    assert difference < (1e-5 if precision == 'fp32' else 0.01)
+    assert precision == 'fp32' or difference > 1e-6
+    # The file without its config.
+    again = InLineModel(path)
+    assert (again.runtime, again.precision) == ('openvino', precision)
+    np.testing.assert_array_equal(again(pictures / 'f.bmp').probs, probs)
 
 
 @pytest.mark.slow

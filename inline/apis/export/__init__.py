@@ -1,1 +1,1 @@
-"""Export to files that run without this package: ONNX, torch.export and AOTInductor."""
+"""Export to files that run without this package: ONNX, OpenVINO, torch.export and AOTInductor."""

@@ -85,6 +85,12 @@ class ExportNetwork(nn.Module):
             return image
         return (image - self.mean) / self.std
 
+    def denormalize(self, image: Tensor) -> Tensor:
+        """Return the input of the network for normalised images: the inverse of :meth:`normalize`."""
+        if self.mean is None or self.std is None:
+            return image
+        return image * self.std + self.mean
+
     def describe(self) -> dict[str, Any]:
         """Return metadata of the outputs."""
         if self.windows is None:

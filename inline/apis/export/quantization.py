@@ -27,10 +27,8 @@ def calibration_images(
     model: BaseModel,
     count: int,
     fixed_size: tuple[int, int] | None,
-    *,
-    as_pixels: bool = False,
 ) -> list[Tensor]:
-    """Return images (1, C, H, W) of the training set as the file takes them, prepared as in testing.
+    """Return normalised images (1, C, H, W) of the training set, prepared as in testing.
 
     Args:
         cfg: Config with the training data and the test pipeline.
@@ -38,11 +36,10 @@ def calibration_images(
         count: Number of images, drawn at random with a fixed seed. A smaller data set is used completely.
         fixed_size: Height and width of the file's input, to which other images are resized; None for dynamic
             shapes.
-        as_pixels: Return pixel values of 0 to 255, for a file that normalises them.
     """
     dataset = _training_set(cfg)
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[:count]
-    return [_prepare(model, dataset[index], fixed_size, as_pixels) for index in sorted(chosen.tolist())]
+    return [_prepare(model, dataset[index], fixed_size) for index in sorted(chosen.tolist())]
 
 
 def _training_set(cfg: Config) -> Any:
@@ -60,13 +57,8 @@ def _training_set(cfg: Config) -> Any:
     return dataset
 
 
-def _prepare(
-    model: BaseModel, sample: Mapping[str, Any], fixed_size: tuple[int, int] | None, as_pixels: bool
-) -> Tensor:
-    preprocessor = model.data_preprocessor
-    image: Tensor = preprocessor(pseudo_collate([sample]), False)['inputs'].cpu()
-    if as_pixels and getattr(preprocessor, 'mean', None) is not None:
-        image = image * preprocessor.std.cpu() + preprocessor.mean.cpu()
+def _prepare(model: BaseModel, sample: Mapping[str, Any], fixed_size: tuple[int, int] | None) -> Tensor:
+    image: Tensor = model.data_preprocessor(pseudo_collate([sample]), False)['inputs'].cpu()
     if fixed_size is not None and image.shape[-2:] != fixed_size:
         image = F.interpolate(image, fixed_size, mode='bilinear', align_corners=False)
     return image

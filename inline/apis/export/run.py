@@ -60,7 +60,8 @@ class ExportOptions:
         checkpoint: Path or URL of the weights, or a checkpoint that was read; None for random weights.
         format: A key of ``FORMATS``.
         dynamic: Export for any batch size, height and width.
-        size: Height and width to trace and measure at; by default those of the config.
+        size: Height and width to compare and measure at, and to trace at unless `dynamic`; by default those
+            of the config.
         what: ``'model'`` or ``'backbone'``.
         with_preprocessing: Export a network that takes pixel values of 0 to 255.
         image_masks: Masks of a detector have the size of the image instead of 28×28 in the box.
@@ -146,20 +147,15 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
         yield 'comparing with PyTorch …'
         shapes = shapes_to_check(size, options.dynamic, network.min_size, network.max_batch)
         yield compare(network, run, shapes, channels)
-        if options.format == 'onnx':
-            yield describe_tensorrt(exported)
         if options.int8:
-            images = calibration_images(
-                cfg,
-                model.toolbox_model,
-                options.calibration_images,
-                fixed_size,
-                as_pixels=options.with_preprocessing,
-            )
+            images = calibration_images(cfg, model.toolbox_model, options.calibration_images, fixed_size)
+            images = [network.denormalize(image) for image in images]
             yield f'quantising to int8, calibrated on {len(images)} training images …'
             quantized = Path(folder) / f'int8{file_format.suffix}'
             QUANTIZERS[options.format](exported, quantized, images)
             exported = quantized
+        if options.format == 'onnx':
+            yield describe_tensorrt(exported)
         run = load_exported(options.format, exported, options.precision)
         if options.measure:
             size_bytes = sum(path.stat().st_size for path in file_format.files(exported))
@@ -167,7 +163,13 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
         if options.evaluate:
             chosen = choose_test_images(cfg, options.eval_images)
             before = evaluate(cfg, model.toolbox_model, images=chosen)
-            after = evaluate(cfg, model.toolbox_model, run, fixed_size, images=chosen)
+            after = evaluate(
+                cfg,
+                model.toolbox_model,
+                lambda image: run(network.denormalize(image)),
+                fixed_size,
+                images=chosen,
+            )
             rows = [(name, f'{before[name]:.2f}', f'{value:.2f}') for name, value in after.items()]
             yield from align([('test', 'PyTorch', options.label), *rows], right=[1, 2])
             count = 'all' if chosen is None else f'{len(chosen)} random'
@@ -204,7 +206,7 @@ def compare(network: ExportNetwork, run: InferenceFn, shapes: list[Shape], chann
 
 
 def describe_tensorrt(path: Path) -> str:
-    """Check an ONNX file and return a line about the operators that TensorRT documents."""
+    """Check an ONNX file and return a line about what TensorRT documents."""
     problems = check_tensorrt(path)
     if problems:
         return f'TensorRT {TENSORRT_VERSION} does not support: {"; ".join(problems)}'
@@ -223,7 +225,7 @@ def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], ou
     if detector and options.format in ('torch-export', 'aoti'):
         raise UserError(
             f'a detector cannot be exported as a whole model with --format {options.format}, which has no '
-            'non-maximum suppression: use --format onnx, or --what backbone'
+            'non-maximum suppression: use --format onnx or openvino, or --what backbone'
         )
     if options.image_masks and not detector:
         raise UserError('--image-masks is for whole detectors with masks')
@@ -242,10 +244,13 @@ def check_options(cfg: Config, options: ExportOptions, size: tuple[int, int], ou
         if path.is_dir():
             raise UserError(f'--out {str(out)!r}: {str(path)!r} is a folder, give a file name')
     if options.evaluate:
-        if options.what == 'backbone' or options.with_preprocessing or options.image_masks:
-            raise UserError('--evaluate excludes --what backbone, --with-preprocessing and --image-masks')
+        if options.what == 'backbone':
+            raise UserError('--evaluate excludes --what backbone, as does --eval-images')
         if cfg.get('test_dataloader') is None or cfg.get('test_evaluator') is None:
-            raise UserError('--evaluate requires test_dataloader and test_evaluator in the config')
+            raise UserError(
+                'the evaluation requires test_dataloader and test_evaluator in the config: with --int8, '
+                '--eval-images 0 skips it'
+            )
         check_paths(cfg, ('test_dataloader',))
 
 

@@ -31,6 +31,8 @@ _SUPPORTED = (
     'TopK Transpose Trilu Unsqueeze Upsample Where Xor '
 )
 OPERATORS = frozenset(_SUPPORTED.split())
+# Types of QuantizeLinear and DequantizeLinear, by their names in ONNX. UINT8 and INT32 are not among them.
+QUANTIZED_TYPES = ('INT8', 'INT4', 'FLOAT8E4M3FN', 'FLOAT4E2M1')
 
 
 def check_tensorrt(path: Path) -> list[str]:
@@ -73,6 +75,30 @@ def _unsupported_nodes(graph: Any, constants: dict[str, Any]) -> Iterator[str]:
                 yield 'TopK without sorted=1'
         if node.op_type == 'ScatterND' and attributes.get('reduction', b'none') != b'none':
             yield f'ScatterND with reduction {attributes["reduction"].decode()!r}'
+        if node.op_type in ('QuantizeLinear', 'DequantizeLinear'):
+            yield from _unsupported_quantization(node, attributes.get('output_dtype', 0), constants)
         for value in attributes.values():
             if isinstance(value, onnx.GraphProto):
                 yield from _unsupported_nodes(value, constants)
+
+
+def _unsupported_quantization(node: Any, output_type: int, constants: dict[str, Any]) -> Iterator[str]:
+    """Check the type of the quantised values, which is also that of the zero point, and the zero point."""
+    import onnx
+
+    zero_point = constants.get(node.input[2]) if len(node.input) > 2 else None
+    if zero_point is not None:
+        data_type = zero_point.data_type
+        if onnx.numpy_helper.to_array(zero_point).any():
+            yield f'{node.op_type} with a zero point other than 0'
+    elif node.op_type == 'QuantizeLinear':
+        # ONNX's default.
+        data_type = output_type or onnx.TensorProto.UINT8
+    elif node.input[0] in constants:
+        data_type = constants[node.input[0]].data_type
+    else:
+        # Computed by a QuantizeLinear, which is checked.
+        return
+    name = onnx.TensorProto.DataType.Name(data_type)
+    if name not in QUANTIZED_TYPES:
+        yield f'{node.op_type} of {name}'

@@ -262,7 +262,7 @@ def evaluate(
     Args:
         cfg: Config with the test data and evaluators.
         model: The toolbox's model, with weights.
-        run: Replaces the network of the model by an exported file.
+        run: Replaces the network of the model by an exported file; called with normalised images.
         fixed_size: Height and width of the file's input, one image at a time; None for dynamic shapes.
         images: Indices of the test images to use; None for all.
     """
@@ -346,8 +346,9 @@ def _check_size(size: Sequence[int], fixed_size: tuple[int, int] | None) -> None
     height, width = size[:2]
     if fixed_size is None and min(height, width) < MIN_DYNAMIC_SIZE:
         raise UserError(
-            f'--evaluate with --dynamic: the file accepts images of at least {MIN_DYNAMIC_SIZE} pixels per '
-            f'side, but the test images have {height}×{width}: evaluate without --dynamic'
+            f'with --dynamic, the file accepts images of at least {MIN_DYNAMIC_SIZE} pixels per side, but '
+            f'the test images have {height}×{width}: export without --dynamic, or do not evaluate (with '
+            '--int8: --eval-images 0)'
         )
     if fixed_size is not None and (height, width) != fixed_size:
         raise UserError(

@@ -1,6 +1,7 @@
 """Whole detectors: networks for export predict what mmdet predicts, in PyTorch, ONNX Runtime and OpenVINO."""
 
 import copy
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 
 from inline import InLineModel
 from inline.apis.export import verification
-from inline.apis.export.detection import DetectionNetwork, paste_masks
+from inline.apis.export.detection import DetectionNetwork, check_detector, paste_masks
 from inline.apis.export.detection_ops import nms
-from inline.apis.export.formats import load_onnx
+from inline.apis.export.formats import FORMATS, load_onnx
 from inline.apis.export.run import ExportOptions, export
 from inline.apis.export.tensorrt import OPERATORS, check_tensorrt
 from inline.apis.export.verification import (
@@ -32,11 +33,19 @@ from inline.apis.export.verification import (
 )
 from inline.datasets.digits.rendering import DigitScenesOptions, render_scene
 from inline.datasets.digits.sources import load_sources
-from inline.engine.config import load_config
+from inline.engine.config import load_config, set_data_root
 from inline.utils.errors import UserError
 from tests.conftest import ROOT
 
 KINDS = ('retinanet', 'mask-rcnn', 'cascade-mask-rcnn')
+AGNOSTIC = 'cascade-mask-rcnn, class-agnostic boxes'
+# All our configs of detectors.
+CONFIGS = [
+    path
+    for path in sorted((ROOT / 'configs').glob('*/*inline-*.py'))
+    if path.name.startswith(('retinanet', 'mask-rcnn', 'cascade-mask-rcnn'))
+]
+CASCADE = 'cascade-mask-rcnn_inline-swin-tiny_fpn_ms-crop-1x_coco'
 ARCH = {'embed_dims': (16,), 'depths': (1,), 'num_heads': (2,), 'mlp_ratios': (2,)}
 # The size of the config, and sizes that neither tracing nor the command's own comparison uses.
 SHAPES = [(1, 88, 88), (1, 70, 131), (1, 128, 96), (1, 41, 57)]
@@ -56,22 +65,24 @@ def read(kind: str) -> Config:
         return cfg
     model.rpn_head.update(in_channels=16, feat_channels=16)
     model.rpn_head.anchor_generator.strides = [4, 8]
+    if kind in ('cascade-mask-rcnn', AGNOSTIC):
+        # Three stages with heads of convolutions, and adaptive sampling.
+        shipped = load_config(ROOT / 'configs' / 'cascade_mask_rcnn' / f'{CASCADE}.py').model
+        model.update(type=shipped.type, roi_head=shipped.roi_head, train_cfg=shipped.train_cfg)
+        for head in model.roi_head.bbox_head:
+            head.update(num_shared_convs=1, conv_out_channels=16, num_classes=10, norm_cfg={'type': 'BN'})
+        for head in model.roi_head.bbox_head[1:] if kind == AGNOSTIC else ():
+            head.reg_class_agnostic = True
+        model.roi_head.mask_head.num_classes = 10
     roi_head = model.roi_head
     # The sizes of the boxes are on both sides of the limit between the levels.
     levels = {'out_channels': 16, 'featmap_strides': [4, 8], 'finest_scale': 12}
     roi_head.bbox_roi_extractor.update(levels)
     roi_head.mask_roi_extractor.update(levels)
-    roi_head.bbox_head.update(in_channels=16, fc_out_channels=32)
+    heads = roi_head.bbox_head if isinstance(roi_head.bbox_head, list) else [roi_head.bbox_head]
+    for head in heads:
+        head.update(in_channels=16, fc_out_channels=32)
     roi_head.mask_head.update(num_convs=1, in_channels=16, conv_out_channels=16, norm_cfg=None)
-    if kind == 'cascade-mask-rcnn':
-        # Adaptive sampling, and a box head that does not depend on the class.
-        roi_head.mask_roi_extractor.roi_layer.sampling_ratio = 0
-        heads = [copy.deepcopy(roi_head.bbox_head) for _ in range(2)]
-        heads[1].reg_class_agnostic = True
-        model.type = 'CascadeRCNN'
-        weights = {'num_stages': 2, 'stage_loss_weights': [1, 0.5]}
-        roi_head.update(type='CascadeRoIHead', bbox_head=heads, **weights)
-        model.train_cfg.rcnn = [model.train_cfg.rcnn] * 2
     return cfg
 
 
@@ -92,7 +103,7 @@ def build(kind: str) -> nn.Module:
     return detector.eval()
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', [*KINDS, AGNOSTIC])
 def test_network_predicts_the_boxes_and_masks_of_mmdet(kind: str) -> None:
     network = DetectionNetwork(build(kind)).eval()
 
@@ -111,21 +122,37 @@ def test_network_predicts_the_boxes_and_masks_of_mmdet(kind: str) -> None:
     assert float(scores.min()) < 0.3
 
 
-@pytest.fixture(scope='module')
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[str]]]:
-    """Returns the file and the messages of ``inline export``, exported once per detector.
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+def test_the_detectors_of_our_configs_can_be_exported(path: Path) -> None:
+    cfg = load_config(path)
+    with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
+        detector = MODELS.build(cfg.model)
+    check_detector(detector)
+    assert ('masks' in DetectionNetwork(detector).outputs) == ('mask-rcnn' in path.stem)
+    if 'cascade' in path.stem:
+        assert len(detector.roi_head.bbox_head) == len(build('cascade-mask-rcnn').roi_head.bbox_head) == 3
 
-    Mask R-CNN has a fixed size and masks of the image; the graph for any size is that of the cascade.
+
+def save(kind: str, path: Path) -> str:
+    """Write the weights of a detector with its classes to a checkpoint and return its path."""
+    classes = {'dataset_meta': {'classes': tuple('0123456789')}}
+    torch.save({'meta': classes, 'state_dict': build(kind).state_dict()}, path)
+    return str(path)
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, list[str]]]:
+    """Returns the file and the messages of ``inline export --dynamic``, once per detector and format.
+
+    Mask R-CNN has masks of the image, the cascade masks in the boxes.
     """
     folder = tmp_path_factory.mktemp('detectors')
 
     @cache
-    def run(kind: str) -> tuple[Path, list[str]]:
-        checkpoint = folder / f'{kind}.pth'
-        classes = {'dataset_meta': {'classes': tuple('0123456789')}}
-        torch.save({'meta': classes, 'state_dict': build(kind).state_dict()}, checkpoint)
-        out, fixed = folder / f'{kind}.onnx', kind == 'mask-rcnn'
-        options = ExportOptions(kind, str(checkpoint), 'onnx', dynamic=not fixed, image_masks=fixed, out=out)
+    def run(kind: str, name: str = 'onnx') -> tuple[Path, list[str]]:
+        checkpoint, out = save(kind, folder / f'{kind}.pth'), folder / f'{kind}{FORMATS[name].suffix}'
+        masks = kind == 'mask-rcnn'
+        options = ExportOptions(kind, checkpoint, name, dynamic=True, image_masks=masks, out=out)
         return out, list(export(read(kind), options))
 
     return run
@@ -155,15 +182,14 @@ def test_file_agrees_in_onnx_runtime_and_openvino(kind: str, exported: Any) -> N
     assert any(line.startswith('agrees with PyTorch: ') and '1×88×88' in line for line in lines), lines
     assert any('documents support for all operators (not run in TensorRT)' in line for line in lines)
     network = DetectionNetwork(build(kind)).eval()
-    shapes = {'retinanet': [*SHAPES, (2, 65, 97)], 'mask-rcnn': SHAPES[:1]}.get(kind, SHAPES)
+    shapes = [*SHAPES, (2, 65, 97)] if kind == 'retinanet' else SHAPES
     for load in (load_onnx, load_openvino):
         agreement = check_detections(network, load(path), shapes)
         assert agreement.boxes >= 50 * len(shapes)
         assert agreement.score < 1e-4
     model = onnx.load(path)
     axes = [axis.dim_param or axis.dim_value for axis in model.graph.input[0].type.tensor_type.shape.dim]
-    sides = [88, 88] if kind == 'mask-rcnn' else ['height', 'width']
-    assert axes == ['batch' if kind == 'retinanet' else 1, 3, *sides]
+    assert axes == ['batch' if kind == 'retinanet' else 1, 3, 'height', 'width']
     assert [out.name for out in model.graph.output] == list(network.outputs)
     assert {node.op_type for node in model.graph.node} >= {'NonMaxSuppression', 'TopK'}
     assert ('RoiAlign' in {node.op_type for node in model.graph.node}) == (kind != 'retinanet')
@@ -171,14 +197,27 @@ def test_file_agrees_in_onnx_runtime_and_openvino(kind: str, exported: Any) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['retinanet', 'mask-rcnn'])
-def test_inference_with_the_file_finds_what_the_model_finds(kind: str, exported: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ('kind', 'runtime'),
+    [
+        ('retinanet', 'onnx'),
+        ('mask-rcnn', 'onnx'),
+        pytest.param('retinanet', 'openvino', marks=pytest.mark.exhaustive),
+    ],
+)
+def test_inference_with_the_file_finds_what_the_model_finds(
+    kind: str, runtime: str, exported: Any, tmp_path: Path
+) -> None:
     """From pixels to boxes in the original image, which the test pipeline halves."""
-    path, _ = exported(kind)
+    path, lines = exported(kind, runtime)
+    assert any(line.startswith('agrees with PyTorch: ') for line in lines), lines
+    assert all(file.is_file() for file in (*FORMATS[runtime].files(path), Path(f'{path}.json')))
     read(kind).dump(tmp_path / 'config.py')
     image = cv2.resize(render_scene(load_sources(0), DigitScenesOptions(), 'val', 0).image, (176, 176))
     (expected,) = InLineModel(tmp_path / 'config.py', path.with_suffix('.pth'), 'cpu')([image])
-    (found,) = InLineModel(path)([image])
+    model = InLineModel(path)
+    assert model.runtime == runtime
+    (found,) = model([image])
     count = len(expected.scores)
     assert count >= 20
     assert len(found.scores) == count
@@ -293,6 +332,15 @@ def test_unsupported_settings_raise(case: str) -> None:
         DetectionNetwork(detector)
 
 
+@pytest.mark.parametrize('name', ['torch-export', 'aoti'])
+def test_formats_without_non_maximum_suppression_raise(name: str, tmp_path: Path) -> None:
+    options = ExportOptions('net', None, name, out=tmp_path / f'net{FORMATS[name].suffix}')
+    with pytest.raises(
+        UserError, match=f'--format {name}, .* use --format onnx or openvino, or --what backbone'
+    ):
+        list(export(read('retinanet'), options))
+
+
 def test_unsupported_heads_raise() -> None:
     detector = copy.deepcopy(build('mask-rcnn'))
     detector.roi_head.bbox_head = nn.Identity()
@@ -300,10 +348,12 @@ def test_unsupported_heads_raise() -> None:
         DetectionNetwork(detector)
 
 
-def save_onnx(path: Path, *nodes: onnx.NodeProto, opset: int = 18, domain: str = '') -> Path:
+def save_onnx(
+    path: Path, *nodes: onnx.NodeProto, opset: int = 18, domain: str = '', constants: Any = ()
+) -> Path:
     value = onnx.helper.make_tensor_value_info
     names = ('x', onnx.TensorProto.FLOAT, [4]), ('y', onnx.TensorProto.FLOAT, ['n'])
-    graph = onnx.helper.make_graph(nodes, 'graph', [value(*names[0])], [value(*names[1])])
+    graph = onnx.helper.make_graph(nodes, 'graph', [value(*names[0])], [value(*names[1])], constants)
     opsets = [onnx.helper.make_opsetid('', opset)]
     if domain:
         opsets.append(onnx.helper.make_opsetid(domain, 1))
@@ -327,16 +377,50 @@ def test_operators_that_tensorrt_does_not_document_are_reported(tmp_path: Path) 
     assert not OPERATORS & {'Unique', 'MatMulInteger', 'DynamicQuantizeLinear', 'Compress'}
 
 
-def test_evaluation_uses_the_file_at_the_size_of_the_original_image() -> None:
+def test_quantisation_that_tensorrt_does_not_document_is_reported(tmp_path: Path) -> None:
+    make, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
+    scale = tensor(np.float32(0.5), 's')
+    quantize = make('QuantizeLinear', ['x', 's', 'z'], ['q'])
+    dequantize = make('DequantizeLinear', ['q', 's', 'z'], ['y'])
+
+    def check(*nodes: onnx.NodeProto, **constants: Any) -> list[str]:
+        values = [scale, *(tensor(np.array(value), name) for name, value in constants.items())]
+        return check_tensorrt(save_onnx(tmp_path / 'model.onnx', *nodes, constants=values))
+
+    assert check(quantize, dequantize, z=np.int8(0)) == []
+    assert check(quantize, dequantize, z=np.int8(3)) == [
+        'DequantizeLinear with a zero point other than 0',
+        'QuantizeLinear with a zero point other than 0',
+    ]
+    unsigned = ['DequantizeLinear of UINT8', 'QuantizeLinear of UINT8']
+    assert check(quantize, dequantize, z=np.uint8(0)) == unsigned
+    # Without a zero point, the quantised values are UINT8.
+    plain = make('QuantizeLinear', ['x', 's'], ['q']), make('DequantizeLinear', ['q', 's'], ['y'])
+    assert check(*plain) == unsigned[1:]
+    bias = make('DequantizeLinear', ['b', 's'], ['c']), make('Add', ['x', 'c'], ['y'])
+    assert check(*bias, b=np.arange(4, dtype=np.int32)) == ['DequantizeLinear of INT32']
+    assert check(*bias, b=np.arange(4, dtype=np.int8)) == []
+
+
+# Masks of the image have few pixels here: resized to another size, their borders would differ.
+@pytest.mark.parametrize(('as_pixels', 'size'), [(False, (44, 60)), (True, (88, 120))])
+def test_evaluation_uses_the_file_at_the_size_of_the_original_image(
+    as_pixels: bool, size: tuple[int, int]
+) -> None:
+    """A file with masks in boxes, and one that takes pixels and returns masks of the image."""
     detector = build('mask-rcnn')
     network = DetectionNetwork(detector).eval()
+    exported = network
+    if as_pixels:
+        preprocessor: Any = detector.data_preprocessor
+        exported = DetectionNetwork(detector, preprocessor.mean, preprocessor.std, image_masks=True).eval()
 
     def run(image: Tensor) -> list[Tensor]:
         with torch.no_grad():
-            return list(network(image))
+            return list(exported(exported.denormalize(image)))
 
     image = digit_images(network, 1, 88, 120)
-    info = {'img_shape': (88, 120), 'ori_shape': (44, 60), 'scale_factor': (2.0, 2.0)}
+    info = {'img_shape': (88, 120), 'ori_shape': size, 'scale_factor': (120 / size[1], 88 / size[0])}
     samples = [DetDataSample(metainfo=info) for _ in range(2)]
     with torch.no_grad():
         (expected,) = detector.predict(network.pad(image), samples[:1])
@@ -344,7 +428,7 @@ def test_evaluation_uses_the_file_at_the_size_of_the_original_image() -> None:
     verification._replace_network(read('mask-rcnn'), replaced, run, None)
     (sample,) = replaced.predict(network.pad(image), samples[1:])
     found, reference = sample.pred_instances, expected.pred_instances
-    assert found.masks.shape == (len(found), 44, 60)
+    assert found.masks.shape == (len(found), *size)
     outputs = [found.bboxes, found.scores, found.labels, found.masks]
     agreement = Agreement()
     compare_detections(outputs, reference, agreement)
@@ -352,3 +436,19 @@ def test_evaluation_uses_the_file_at_the_size_of_the_original_image() -> None:
     verification._replace_network(read('mask-rcnn'), replaced, run, (88, 88))
     with pytest.raises(UserError, match='the file accepts images of 88×88, but the test images have 88×120'):
         replaced.predict(network.pad(image), samples[1:])
+
+
+@pytest.mark.exhaustive
+def test_int8_file_with_masks_of_the_image_is_evaluated(digit_scenes: Path, tmp_path: Path) -> None:
+    cfg, out = read('mask-rcnn'), tmp_path / 'int8.onnx'
+    set_data_root(cfg, digit_scenes.parent)
+    cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
+    checkpoint = save('mask-rcnn', tmp_path / 'model.pth')
+    options = ExportOptions(
+        'mask-rcnn', checkpoint, 'onnx', image_masks=True, int8=True, evaluate=True, out=out, measure=False
+    )
+    lines = list(export(cfg, options))
+    assert 'on all images of the test data' in lines
+    assert any('TensorRT' in line and 'QuantizeLinear of UINT8' in line for line in lines), lines
+    accuracy = json.loads(Path(f'{out}.json').read_text())['accuracy']
+    assert accuracy['onnx, int8'].keys() == accuracy['float32'].keys() >= {'coco/segm_mAP'}

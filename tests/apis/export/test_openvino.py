@@ -15,6 +15,7 @@ from inline.apis.export import openvino_ir
 from inline.apis.export.formats import FORMATS, REPLACE_METADATA, load_exported, trace
 from inline.apis.export.model import build_export_model
 from inline.apis.export.quantization import QUANTIZERS, calibration_images
+from inline.apis.export.tensorrt import check_tensorrt
 from inline.apis.export.verification import choose_test_images, relative_difference
 from inline.engine.config import set_data_root
 from inline.utils.errors import UserError
@@ -99,6 +100,10 @@ def test_onnx_quantises_layers_but_no_products_of_activations(
     assert len(products) == 4
     assert len(quantized) == 2
     assert {weight.data_type for weight in graph.initializer} >= {onnx.TensorProto.INT8}
+    # Not a file for TensorRT.
+    assert check_tensorrt(exported['onnx']) == []
+    problems = check_tensorrt(tmp_path / 'int8.onnx')
+    assert {'QuantizeLinear of UINT8', 'QuantizeLinear with a zero point other than 0'} < set(problems)
 
 
 @pytest.mark.parametrize('name', ['onnx', 'openvino'])
@@ -121,16 +126,21 @@ def test_metadata_are_stored_and_replaced(name: str, exported: dict[str, Path], 
 def test_calibration_uses_training_images_prepared_as_in_testing(digit_scenes: Path, tmp_path: Path) -> None:
     cfg = read('classification')
     set_data_root(cfg, digit_scenes.parent)
-    model = build_export_model(cfg, str(save_checkpoint('classification', tmp_path / 'a.pth'))).toolbox_model
+    checkpoint = str(save_checkpoint('classification', tmp_path / 'a.pth'))
+    built = build_export_model(cfg, checkpoint, with_preprocessing=True)
+    model = built.toolbox_model
     chosen = calibration_images(cfg, model, 7, None)
     again = calibration_images(cfg, model, 7, None)
     assert [image.shape for image in chosen] == [(1, 3, 32, 32)] * 7
     assert all(torch.equal(first, second) for first, second in zip(chosen, again, strict=True))
     assert len({float(image.sum()) for image in chosen}) == 7
-    pixels = calibration_images(cfg, model, 7, (40, 48), as_pixels=True)
-    assert pixels[0].shape == (1, 3, 40, 48)
-    assert pixels[0].min() >= -1e-3
-    assert 100 < pixels[0].max() <= 255.01
+    (resized, *_) = calibration_images(cfg, model, 7, (40, 48))
+    assert resized.shape == (1, 3, 40, 48)
+    # What a file that normalises its images is calibrated with.
+    pixels = built.network.denormalize(resized)
+    assert pixels.min() >= -1e-3
+    assert 100 < pixels.max() <= 255.01
+    torch.testing.assert_close(built.network.normalize(pixels), resized)
     assert len(calibration_images(cfg, model, 1000, None)) == 120
     cfg.train_dataloader = None
     with pytest.raises(UserError, match='--int8 requires train_dataloader'):
