@@ -19,7 +19,7 @@ from inline.checkpoints.pretrained_cfg import META_KEY
 from inline.checkpoints.safetensors_format import write_checkpoint
 from inline.checkpoints.sources import PACKAGED_FOLDER
 from inline.checkpoints.state_dict import StateDict
-from inline.engine.config import set_data_root
+from inline.engine.config import backbone_config, set_data_root
 from inline.hub.backbones import create_backbone
 from inline.hub.publish import EMA, LAST_STEP, check_finite, clean_meta
 from inline.utils.atomic import atomic_file
@@ -69,6 +69,8 @@ def package(source: str | Path, cfg: Config, options: PackagingOptions) -> Itera
     meta = _packaged_meta(options.name, checkpoint)
     if options.data_root is not None:
         set_data_root(cfg, options.data_root)
+    # Training may use bfloat16; the card states the accuracy in float32.
+    backbone_config(cfg).pop('autocast', None)
     weights = checkpoint.state_dict
     full = _evaluate(cfg, weights, meta)
     yield f'single precision: {_describe(full)}'
@@ -186,7 +188,9 @@ def _distillation(text: str) -> str:
         for loss in model['losses']
     )
     teacher = str(model['teacher'].get('type'))
-    stored = ' of EfficientNet-Lite0 (tools/store_logits.py)' if teacher == 'inline.StoredLogits' else ''
+    stored = ''
+    if teacher == 'inline.StoredLogits':
+        stored = ' of EfficientNet-Lite0 with ImageNet weights under Apache-2.0 (tools/store_logits.py)'
     return (
         f'; distilled from {teacher.removeprefix("inline.")}{stored} with {losses}, '
         f'weight of the labels {model.get("label_weight", 1.0)}'
