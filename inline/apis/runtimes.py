@@ -98,9 +98,11 @@ class ExportedModel:
         preprocessor = dict(cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {})
         # The statistics of the file are those of its weights.
         preprocessor.update(mean=self._input['mean'], std=self._input['std'])
-        if self._input['values'] == '0 to 255':
-            # The file normalises the images.
-            preprocessor.update(mean=None, std=None)
+        if self._input['values'] == '0 to 255' and self._input['mean'] is not None:
+            # The file normalises the images. The toolbox pads after that, so that the borders are the same
+            # only if its normalisation is undone.
+            mean, std = (torch.tensor(self._input[name]).view(-1, 1, 1) for name in ('mean', 'std'))
+            self._run = lambda images: run(images * std + mean)
         if self._task == 'detection':
             # The file pads the images: it must know their size to clip boxes.
             preprocessor['pad_size_divisor'] = 1
