@@ -12,6 +12,7 @@ from inline.openmmlab.model_hub import register_on_import
 
 if TYPE_CHECKING:
     from inline.apis import InLineModel
+    from inline.datasets.tiny_imagenet import TinyImageNet
     from inline.hub.backbones import InLineBackbone, create_backbone, list_backbones
 
 __version__ = '0.1.0'
@@ -20,10 +21,11 @@ __version__ = '0.1.0'
 _LAZY = {
     'InLineBackbone': 'inline.hub',
     'InLineModel': 'inline.apis',
+    'TinyImageNet': 'inline.datasets.tiny_imagenet',
     'create_backbone': 'inline.hub',
     'list_backbones': 'inline.hub',
 }
-__all__ = ['InLineBackbone', 'InLineModel', 'create_backbone', 'list_backbones']
+__all__ = ['InLineBackbone', 'InLineModel', 'TinyImageNet', 'create_backbone', 'list_backbones']
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModel, BaseModule
+from mmengine.model import BaseModel
 from mmengine.registry import MODELS as ALL_MODELS
 from torch import Tensor, nn
 
@@ -243,18 +243,22 @@ def build_teacher(config: dict[str, Any], checkpoint: str | None) -> Any:
         config: Config of a model, or of an object without parameters, such as :class:`StoredLogits`.
         checkpoint: Weights to load; None for those that the config names.
     """
-    teacher = ALL_MODELS.build(deepcopy(config))
+    teacher: Any = ALL_MODELS.build(deepcopy(config))
     if checkpoint is not None:
         load_teacher(teacher, checkpoint)
     elif isinstance(teacher, nn.Module) and any(True for _ in teacher.parameters()):
         nodes = [node for _, node in walk_dicts(config)]
-        if not any(node.get('type') == 'Pretrained' or node.get('pretrained') for node in nodes):
+        sources = [node.get('pretrained') for node in nodes]
+        if any(node.get('type') == 'Pretrained' for node in nodes) or any(
+            isinstance(source, str) for source in sources
+        ):
+            teacher.init_weights()  # type: ignore[operator]
+        # Models of timm load their weights when they are built; init_weights would overwrite them.
+        elif True not in sources:
             raise UserError(
                 f'teacher {config.get("type")!r} has no weights: give teacher_checkpoint, '
                 "an init_cfg of type 'Pretrained', or pretrained=True for a model of timm"
             )
-        if isinstance(teacher, BaseModule):
-            teacher.init_weights()
     return teacher
 
 

@@ -22,6 +22,7 @@ import torch
 from mmengine.config import Config
 
 from inline.engine.config import load_config
+from inline.engine.launch import drop_pretrained
 from inline.models.mixers import InLineMixer, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
 from inline.reproduce.runs import call, last_checkpoint, tool_command
@@ -108,6 +109,7 @@ def student_config(cfg: Config, stages: Sequence[int] | None) -> Config:
         raise UserError(f'stages {list(stages)}: must be some of 1 to {len(depths)}')
     usual = _find_inline({name: value for name, value in backbone.items() if name != 'mixers'})
     student = Config(deepcopy(cfg._cfg_dict))
+    drop_pretrained(student.model)
     student.model.backbone.mixers = _shorten(
         [
             [
@@ -147,10 +149,12 @@ def distiller_config(cfg: Config, student: Config, weights: str, matching: bool)
     is_classifier = cfg.model.type == 'ImageClassifier'
     loss = 'MixerLoss' if matching else 'LogitLoss' if is_classifier else 'FeatureLoss'
     phase = Config(deepcopy(cfg._cfg_dict))
+    # The weights of the whole teacher replace those that its backbone was trained from.
+    drop_pretrained(phase.model)
     phase.model = {
         'type': 'inline.Distiller',
         'student': deepcopy(student.model),
-        'teacher': deepcopy(cfg.model),
+        'teacher': phase.model,
         'teacher_checkpoint': weights,
         'losses': [{'type': f'inline.{loss}'}],
         'label_weight': 0.0 if matching else 1.0,

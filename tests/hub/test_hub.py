@@ -261,6 +261,12 @@ def test_damaged_and_malicious_files_raise(pvt_checkpoint: Path, tmp_path: Path)
         create_backbone('inline_pvt_tiny', tmp_path / 'bad.pth')
 
 
+@pytest.mark.parametrize('name', inline.__all__)
+def test_public_names_are_attributes_of_the_package(name: str) -> None:
+    assert name in dir(inline)
+    assert getattr(inline, name).__name__ == name
+
+
 def test_unknown_attribute_raises() -> None:
     with pytest.raises(AttributeError, match='create_bone'):
         inline.create_bone  # noqa: B018

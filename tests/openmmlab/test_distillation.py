@@ -229,6 +229,24 @@ def test_the_weights_of_a_teacher_are_loaded_or_missed(tmp_path: Path) -> None:
         make_distiller(deepcopy(STUDENT))
 
 
+def test_a_teacher_that_loads_its_weights_when_built_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As models of timm do, whose init_weights draws random ones."""
+    drawn: list[bool] = []
+
+    class Loaded(Images):
+        def __init__(self, pretrained: bool) -> None:
+            super().__init__()
+            assert pretrained
+
+        def init_weights(self) -> None:
+            drawn.append(True)
+
+    monkeypatch.setitem(MODELS.module_dict, 'LoadedTeacher', Loaded)
+    distiller = make_distiller({'type': 'LoadedTeacher', 'pretrained': True})
+    assert isinstance(distiller._teacher[0], Loaded)
+    assert not drawn
+
+
 def test_a_teacher_loads_softmax_weights_of_timm(tmp_path: Path) -> None:
     source = randomize(timm_swin())
     file = str(tmp_path / 'swin.pth')

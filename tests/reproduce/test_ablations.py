@@ -8,11 +8,15 @@ import torch
 from mmengine.registry import MODELS, init_default_scope
 
 from inline.engine.config import load_config
+from inline.models.mixers import AttentionMixer
 from inline.reproduce.ablations import ABLATIONS, Ablation, find_ablation, plan_runs
 from inline.utils.errors import UserError
+from inline.utils.nested import walk_dicts
 from tests.conftest import ROOT, run_tool
 
 TABLES = [(ablation, dataset) for ablation in ABLATIONS.values() for dataset in ablation.rows]
+# Pixels of the training images.
+SIDES = {'digits': 64, 'tiny-imagenet': 32, 'imagenet': 224}
 # Options that depend on the number of tokens.
 OF_THE_MAP = ('sr_ratio', 'num_landmarks', 'num_agents', 'bias_size', 'position_size', 'block_size')
 ids = [f'{ablation.name}-{dataset}' for ablation, dataset in TABLES]
@@ -25,7 +29,7 @@ def test_rows_differ_only_in_the_mixers_and_build(ablation: Ablation, dataset: s
     for row in ablation.rows[dataset]:
         cfg = load_config(ablation.config(dataset, row))
         init_default_scope(cfg.default_scope)
-        side = {'digits': 48, 'tiny-imagenet': 64, 'imagenet': 224}[dataset]
+        side = SIDES[dataset]
         with torch.device('meta'), torch.no_grad():
             model = MODELS.build(cfg.model)
             scores = model.head(model.extract_feat(torch.empty(2, 3, side, side)))
@@ -38,6 +42,39 @@ def test_rows_differ_only_in_the_mixers_and_build(ablation: Ablation, dataset: s
         rest.append(content)
     assert all(content == rest[0] for content in rest)
     assert all(mixers.count(mixer) == 1 for mixer in mixers)
+
+
+@pytest.mark.parametrize('dataset', SIDES)
+def test_sides_are_those_of_the_training_images(dataset: str) -> None:
+    cfg = load_config(ABLATIONS['baselines'].config(dataset, 'inline'))
+    sizes = [
+        transform[key]
+        for _, transform in walk_dicts(cfg.train_dataloader.dataset.pipeline)
+        for key in ('scale', 'crop_size')
+        if key in transform
+    ]
+    assert sizes
+    assert all(size in (SIDES[dataset], (SIDES[dataset],) * 2) for size in sizes), sizes
+
+
+@pytest.mark.parametrize('dataset', SIDES)
+@pytest.mark.parametrize(
+    ('row', 'tables'), [('agent', ('key_bias.rows', 'query_bias.columns')), ('polaformer', ('position',))]
+)
+def test_position_tables_have_the_size_of_the_maps(row: str, tables: tuple[str, ...], dataset: str) -> None:
+    cfg = load_config(ABLATIONS['baselines'].config(dataset, row))
+    init_default_scope(cfg.default_scope)
+    maps: list[tuple[int, int]] = []
+    sides: list[int] = []
+    with torch.device('meta'), torch.no_grad():
+        backbone = MODELS.build(cfg.model.backbone)
+        for mixer in [module for module in backbone.modules() if isinstance(module, AttentionMixer)]:
+            mixer.register_forward_pre_hook(lambda _, args: maps.append(args[1]))
+            (side,) = {max(mixer.get_submodule(table).weight.shape[2:]) for table in tables}
+            sides.append(side)
+        backbone(torch.empty(1, 3, SIDES[dataset], SIDES[dataset]))
+    assert len(set(maps)) == {'digits': 3, 'tiny-imagenet': 4, 'imagenet': 1}[dataset]
+    assert maps == [(side, side) for side in sides]
 
 
 def test_every_config_in_the_folder_is_a_row() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inline.apis.loading import build_model
-from inline.engine.config import load_config
+from inline.engine.config import load_config, starting_checkpoints
 from inline.engine.launch import build_untrained_model
 from inline.openmmlab.patches import apply_patches
 from inline.reproduce.linearize import Linearization, default_epochs, distiller_config, student_config
@@ -103,6 +103,19 @@ def test_the_phases_are_plain_configs(tmp_path: Path) -> None:
         assert model.teacher.backbone.mixers.type == 'Softmax'
         assert model.student == load_config(paths['student']).model
         assert model.teacher_checkpoint == 'teacher.pth'
+
+
+def test_detectors_need_only_the_teachers_weights(tmp_path: Path) -> None:
+    """Not those that the backbone of the softmax config was trained from."""
+    job = Linearization('mask-rcnn_pvt-small_fpn_1x_coco', 'teacher.pth', tmp_path, epochs=1, match_epochs=1)
+    assert any(
+        key.endswith('init_cfg.checkpoint') for key, _ in starting_checkpoints(load_config(job.config))
+    )
+    paths = job.write_configs()
+    assert not list(starting_checkpoints(load_config(paths['student'])))
+    for phase in ('match', 'distill'):
+        found = list(starting_checkpoints(load_config(paths[phase])))
+        assert found == [('model.teacher_checkpoint', 'teacher.pth')]
 
 
 @pytest.mark.slow

@@ -109,7 +109,8 @@ def test_a_distiller_is_described_and_its_student_is_evaluated() -> None:
     cfg = find_config('inline-pvt-micro-distilled_tiny-imagenet')
     assert packaging._recipe(cfg.pretty_text).endswith(
         '22 epochs, augmentation RandomCrop, RandomFlip; distilled from StoredLogits of EfficientNet-Lite0 '
-        'with ImageNet weights under Apache-2.0 (tools/store_logits.py) with LogitLoss (temperature 2.0, weight 0.8), weight of the labels 0.2'
+        'with ImageNet weights under Apache-2.0 (tools/store_logits.py) with LogitLoss '
+        '(temperature 2.0, weight 0.8), weight of the labels 0.2'
     )
     model, _ = build_model(cfg)
     assert type(model).__name__ == 'ImageClassifier'

@@ -1,3 +1,3 @@
-# The positional encodings have the size of the maps.
+# The positional encodings have the size of the maps, which at 32 pixels have a side of 8 to 1.
 _base_ = '../../../_base_/ablations/pvt_tiny_imagenet_6e.py'
-model = dict(backbone=dict(mixers=[dict(type='PolaFormer', position_size=side) for side in (16, 8, 4, 2)]))
+model = dict(backbone=dict(mixers=[dict(type='PolaFormer', position_size=side) for side in (8, 4, 2, 1)]))
