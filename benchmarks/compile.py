@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from inline.benchmark.timing import interquartile_range
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 from inline.utils.arguments import check_choice
 from inline.utils.atomic import atomic_file
+from inline.utils.environment import describe_commit
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -61,6 +63,7 @@ class Measurement:
         speedup: How many times faster than eager mode, median.
         spread: Interquartile range of the speedup.
         machine: Hardware and version of torch.
+        commit, date: Version of the code, and day of the measurement.
     """
 
     model: str
@@ -73,6 +76,8 @@ class Measurement:
     speedup: float
     spread: float
     machine: str
+    commit: str
+    date: str
 
 
 def cpu_seconds() -> float:
@@ -171,6 +176,8 @@ def measure(name: str, shapes: str, direction: str, repetitions: int, threads: i
         speedup=round(timings['compiled'].speedup(timings['eager']), 2),
         spread=round(interquartile_range(speedups), 2),
         machine=describe_machine(CPU),
+        commit=describe_commit(),
+        date=date.today().isoformat(),
     )
 
 

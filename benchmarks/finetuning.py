@@ -14,7 +14,7 @@ from pathlib import Path
 
 from inline.checkpoints import check_checkpoint
 from inline.openmmlab.patches import apply_patches
-from inline.reproduce.generated_files import FINETUNING_COLUMNS
+from inline.reproduce.generated_files import FINETUNING_COLUMNS, FINETUNING_STARTS
 from inline.reproduce.measure import last_validation
 from inline.reproduce.provenance import ROOT
 from inline.reproduce.runs import NO_WEIGHTS, Run, run_all
@@ -38,15 +38,14 @@ TASKS = {
 }
 
 
-STARTS = ('scratch', 'digits', 'packaged')
-
-
 def main() -> None:
     parser = OneLineParser(description=__doc__.partition('\n')[0])
     parser.add_argument('task', choices=TASKS, help='what the data is annotated for')
     parser.add_argument('data', type=Path, help='folder with the images and annotations')
     parser.add_argument('--digits', type=Path, help='checkpoint of a digit classifier')
-    parser.add_argument('--starts', nargs='+', choices=STARTS, default=STARTS, help='(default: all)')
+    parser.add_argument(
+        '--starts', nargs='+', choices=FINETUNING_STARTS, default=FINETUNING_STARTS, help='(default: all)'
+    )
     parser.add_argument('--seeds', type=int, default=3, help='number of seeds (default: %(default)s)')
     parser.add_argument(
         '--work-dir',

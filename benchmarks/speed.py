@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 
 import torch
@@ -25,10 +26,11 @@ from inline.benchmark.hardware import add_timing_flags, check_counts, choose_dev
 from inline.benchmark.timing import Run, interquartile_range, make_inference
 from inline.models import InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
 from inline.utils.arguments import check_choice
+from inline.utils.environment import describe_commit
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 COLUMNS = ('what', 'ratio', 'spread', 'bound', 'required', 'repetitions', 'batch', 'threads', 'dtype',
-           'clock', 'machine')  # fmt: skip
+           'clock', 'machine', 'commit', 'date')  # fmt: skip
 BATCH = 1
 # Matrix side and block size in bytes for the peak rates of the machine.
 MATRIX, BLOCK = 2048, 2**28
@@ -263,9 +265,11 @@ def main() -> None:
     bench = Bench(device, args.repetitions, clock)
     writer = csv.writer(sys.stdout, lineterminator='\n')
     writer.writerow(COLUMNS)
+    clock_name = 'cpu' if args.cpu_time else 'wall'
+    provenance = (describe_machine(device), describe_commit(), date.today().isoformat())
+    settings = (args.threads, 'float32', clock_name, *provenance)
     for name in args.what:
         for row in MEASUREMENTS[name](bench):
-            settings = (args.threads, 'float32', 'cpu' if args.cpu_time else 'wall', describe_machine(device))
             writer.writerow([*row.cells(), *settings])
             sys.stdout.flush()
 

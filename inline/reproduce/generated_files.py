@@ -16,8 +16,9 @@ from inline.reproduce.tables import MEASURED, PAPER, TABLES, Row, Table
 from inline.utils.errors import UserError
 from inline.utils.tables import format_seeds, read_csv
 
-# Columns of results/measured/finetuning.csv.
+# Columns of results/measured/finetuning.csv, and its starting points.
 FINETUNING_COLUMNS = ('dataset', 'start', 'seed', 'metric', 'value', 'minutes', *PROVENANCE)
+FINETUNING_STARTS = ('scratch', 'digits', 'packaged')
 # Columns of results/measured/linearize.csv.
 LINEARIZE_COLUMNS = ('model', 'epochs', 'top1', *PROVENANCE)
 CODE = 'https://github.com/LeapLabTHU/InLine'
@@ -119,7 +120,7 @@ def finetuning_rows(path: Path) -> list[list[str]]:
     for line in read_csv(path):
         row = values.setdefault((line['dataset'], line['metric']), {})
         row.setdefault(line['start'], []).append(float(line['value']))
-    starts = list(dict.fromkeys(start for row in values.values() for start in row))
+    starts = [start for start in FINETUNING_STARTS if any(start in row for row in values.values())]
     return [
         ['dataset', 'metric', *starts],
         *([*key, *(format_seeds(row.get(start, [])) for start in starts)] for key, row in values.items()),
