@@ -173,7 +173,7 @@ def apply_aliases(cfg: Config) -> None:
 
 
 def set_data_root(cfg: Config, root: str | Path) -> None:
-    """Replace the folder ``data`` by `root` in all paths of datasets and evaluators, in place.
+    """Replace the folder ``data`` by `root` in all paths of datasets, evaluators and stored logits, in place.
 
     A config with ``custom_data`` has one dataset: `root` replaces its folder, but a default from the
     environment does not replace the folder in a saved config.
@@ -181,7 +181,7 @@ def set_data_root(cfg: Config, root: str | Path) -> None:
     if cfg.get('custom_root') and str(root) != os.environ.get('INLINE_DATA_ROOT'):
         cfg.custom_root = str(root)
     for _, node in walk_dicts(cfg._cfg_dict):
-        for key in ('data_root', 'ann_file'):
+        for key in ('data_root', 'ann_file', 'file'):
             value = node.get(key)
             if isinstance(value, str) and Path(value).parts[:1] == ('data',):
                 node[key] = str(Path(root, *Path(value).parts[1:]))

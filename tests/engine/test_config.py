@@ -160,6 +160,13 @@ def test_imagenet_may_be_a_zip_file(tmp_path: Path) -> None:
     check_paths(cfg, ('train_dataloader', 'val_dataloader'))
 
 
+def test_stored_logits_are_in_the_data_root() -> None:
+    cfg = load_config('inline-pvt-micro-distilled_tiny-imagenet')
+    set_data_root(cfg, '/datasets')
+    assert cfg.model.teacher.file == '/datasets/tiny-imagenet-200_logits.npy'
+    assert cfg.train_dataloader.dataset.data_root == '/datasets/tiny-imagenet-200'
+
+
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.parent.name)
 def test_our_configs_pass_the_checks(path: Path) -> None:
     cfg = load_config(path)
