@@ -25,7 +25,7 @@ from inline.utils.environment import describe_commit, describe_hardware
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 from inline.utils.tables import read_csv, write_csv
 
-COLUMNS = ('model', 'size', 'threads', 'operator', 'bf16 (ms)', 'int8 (ms)', 'of it quantised (ms)',
+COLUMNS = ('model', 'size', 'threads', 'operator', 'bf16 (ms)', 'int8 (ms)', 'int8, quantised (ms)',
            'commit', 'hardware', 'versions', 'date')  # fmt: skip
 TOTAL = 'all'
 WARM_UP = 5

@@ -8,7 +8,7 @@ its terms, and the duration of training.
 from pathlib import Path
 
 from inline.openmmlab.patches import apply_patches
-from inline.utils.errors import OneLineParser, exit_on_user_error
+from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
 
 
 def main() -> None:
@@ -35,13 +35,15 @@ def main() -> None:
         path = find_config_path(name).resolve()
         return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name)
 
+    if args.after and args.hours is None:
+        raise UserError('--after needs --hours: the checkpoint logs the time of the last run only')
     options = PackagingOptions(
         args.name,
         shown(args.config),
         args.data_root,
         args.commit,
         args.hours,
-        args.after and shown(args.after),
+        (shown(args.after), find_config(args.after)) if args.after else None,
         args.out or PACKAGED_FOLDER,
     )
     for message in package(args.checkpoint, find_config(args.config), options):

@@ -7,10 +7,14 @@ It takes about 20 minutes on one core.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 from inline.openmmlab.patches import apply_patches
 from inline.utils.errors import OneLineParser, exit_on_user_error
+
+# As in tools/train.py.
+DATA = Path(os.environ.get('INLINE_DATA_ROOT') or 'data')
 
 
 def main() -> None:
@@ -18,14 +22,14 @@ def main() -> None:
     parser.add_argument(
         '--data-root',
         type=Path,
-        default=Path('data/tiny-imagenet-200'),
+        default=DATA / 'tiny-imagenet-200',
         metavar='FOLDER',
         help='folder or zip of Tiny-ImageNet (default: %(default)s)',
     )
     parser.add_argument(
         '--out',
         type=Path,
-        default=Path('data/tiny-imagenet-200_logits.npy'),
+        default=DATA / 'tiny-imagenet-200_logits.npy',
         metavar='FILE',
         help='(default: %(default)s)',
     )

@@ -21,7 +21,7 @@ from inline.checkpoints import (
 )
 from inline.datasets.custom import fit_to_custom_data
 from inline.datasets.custom.layouts import other_classes_error
-from inline.engine.config import TOOLBOXES, apply_aliases, load_config
+from inline.engine.config import TOOLBOXES, apply_aliases, load_config, use_student
 from inline.engine.launch import build_untrained_model
 from inline.utils.drawing import Color, class_palette
 from inline.utils.errors import UserError
@@ -120,9 +120,7 @@ def build_model(
     Returns:
         The toolbox's model, and its classes.
     """
-    if cfg.model.type == 'inline.Distiller':
-        # Its checkpoints hold the student.
-        cfg.model = cfg.model.student
+    use_student(cfg)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = read_checkpoint(checkpoint)
     meta = {} if checkpoint is None else checkpoint.dataset_meta

@@ -19,7 +19,7 @@ from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from inline.engine.config import image_size
+from inline.engine.config import image_size, use_student
 from inline.engine.launch import build_untrained_model
 from inline.models.mixers import flop_counting
 
@@ -72,6 +72,7 @@ def build_runnable(cfg: Config, shape: tuple[int, int]) -> tuple[nn.Module, Call
         The model, and a function that runs it on images (B, 3, H, W) of `shape` and returns raw outputs.
     """
     init_default_scope(cfg.default_scope)
+    use_student(cfg)
     model = build_untrained_model(cfg)
     if cfg.default_scope != 'mmdet':
         return model, lambda image: model(image, mode='tensor')

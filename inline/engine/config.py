@@ -206,6 +206,12 @@ def backbone_config(cfg: Config) -> ConfigDict:
     return model.backbone
 
 
+def use_student(cfg: Config) -> None:
+    """Replace a distiller by its student, in place: its checkpoints hold the student."""
+    if cfg.model.get('type') == 'inline.Distiller':
+        cfg.model = cfg.model.student
+
+
 def image_size(cfg: Config) -> tuple[int, int]:
     """Return the height and width of the images that the backbone of a config is built for."""
     backbone = backbone_config(cfg)

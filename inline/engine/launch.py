@@ -55,6 +55,7 @@ from inline.engine.config import (
     load_config,
     set_data_root,
     use_inline_components,
+    use_student,
 )
 from inline.engine.distributed.setup import adapt_to_hardware, join_process_group, leave_process_group
 from inline.engine.hooks.full_disk import handle_full_disk
@@ -121,6 +122,7 @@ def test(args: argparse.Namespace) -> None:
         check_checkpoint(args.checkpoint)
         # The checkpoint is loaded below, and must have all weights.
         cfg.load_from, cfg.resume = None, False
+        use_student(cfg)
         drop_pretrained(cfg.model)
         if args.tta:
             use_tta(cfg)
@@ -306,8 +308,8 @@ def scale_lr(cfg: Config) -> None:
 
 
 def drop_pretrained(model: ConfigDict) -> None:
-    """Remove pretrained weights from every ``init_cfg`` of a model config, in place."""
-    for _, node in walk_dicts(model):
+    """Remove pretrained weights from every ``init_cfg`` of a model config, in place; not from a teacher's."""
+    for _, node in walk_dicts(model.get('student', model)):
         init_cfg = node.get('init_cfg')
         if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
             node['init_cfg'] = None

@@ -107,18 +107,18 @@ class Distiller(BaseModel):
         self.student = ALL_MODELS.build(student)
         # The training step of BaseModel calls this one.
         self.data_preprocessor = self.student.data_preprocessor
+        self.distillation_losses = nn.ModuleList(ALL_MODELS.build(loss) for loss in losses)
+        self._needs = {loss.needs for loss in self.distillation_losses}
         if isinstance(teacher, dict):
-            teacher = build_teacher(teacher, teacher_checkpoint)
+            teacher = build_teacher(teacher, teacher_checkpoint, with_head='logits' in self._needs)
         elif teacher_checkpoint is not None:
             load_teacher(teacher, teacher_checkpoint)
         if isinstance(teacher, nn.Module):
             teacher.requires_grad_(False).eval()
         # In a tuple, the teacher is not a submodule: it stays out of checkpoints, optimizers and `train()`.
         self._teacher = (teacher,)
-        self.distillation_losses = nn.ModuleList(ALL_MODELS.build(loss) for loss in losses)
         self.label_weight = label_weight
         self.from_teacher = from_teacher
-        self._needs = {loss.needs for loss in self.distillation_losses}
         if self._needs & {'features', 'mixers'} and not hasattr(teacher, 'extract_feat'):
             raise UserError(
                 f'FeatureLoss and MixerLoss need a teacher of mmpretrain, mmdet or mmseg: it is a '
@@ -236,28 +236,31 @@ class Distiller(BaseModel):
             ours.requires_grad_(True)
 
 
-def build_teacher(config: dict[str, Any], checkpoint: str | None) -> Any:
+def build_teacher(config: dict[str, Any], checkpoint: str | None, with_head: bool) -> Any:
     """Build the teacher of a config and load its weights.
 
     Args:
-        config: Config of a model, or of an object without parameters, such as :class:`StoredLogits`.
-        checkpoint: Weights to load; None for those that the config names.
+        config: Config of a model of a toolbox, which must state its weights, or of any other registered
+            class, which has to load its own.
+        checkpoint: Weights to load; None for those that the config states.
+        with_head: Whether the logits are needed, so that pretrained weights of the backbone are not enough.
     """
     teacher: Any = ALL_MODELS.build(deepcopy(config))
     if checkpoint is not None:
         load_teacher(teacher, checkpoint)
-    elif isinstance(teacher, nn.Module) and any(True for _ in teacher.parameters()):
-        nodes = [node for _, node in walk_dicts(config)]
-        sources = [node.get('pretrained') for node in nodes]
-        if any(node.get('type') == 'Pretrained' for node in nodes) or any(
-            isinstance(source, str) for source in sources
+    elif isinstance(teacher, BaseModel):
+        nodes = [config, config.get('init_cfg')] if with_head else [node for _, node in walk_dicts(config)]
+        stated = [node for node in nodes if isinstance(node, dict)]
+        if any(
+            node.get('type') == 'Pretrained' or isinstance(node.get('pretrained'), str) for node in stated
         ):
-            teacher.init_weights()  # type: ignore[operator]
+            teacher.init_weights()
         # Models of timm load their weights when they are built; init_weights would overwrite them.
-        elif True not in sources:
+        elif not any(node.get('pretrained') or node.get('checkpoint_path') for node in stated):
             raise UserError(
-                f'teacher {config.get("type")!r} has no weights: give teacher_checkpoint, '
-                "an init_cfg of type 'Pretrained', or pretrained=True for a model of timm"
+                f'teacher {config.get("type")!r} has no weights{" for its head" if with_head else ""}: give '
+                "teacher_checkpoint, an init_cfg of type 'Pretrained' of the whole model, or pretrained=True "
+                'for a model of timm'
             )
     return teacher
 

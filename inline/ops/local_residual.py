@@ -80,9 +80,9 @@ def depthwise_convolution(
     tokens: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None = None
 ) -> Tensor:
     """Convolve the maps of tokens (B, H·W, C) with kernels (B, C, k²) for odd k; bias (C)."""
+    weight, bias = weight.to(tokens.dtype), None if bias is None else bias.to(tokens.dtype)
     if tokens.device.type != 'cpu':
         return _shifted_sum(tokens, weight, hw, bias)
-    weight, bias = weight.to(tokens.dtype), None if bias is None else bias.to(tokens.dtype)
     out: Tensor = torch.ops.inline.depthwise_convolution(tokens, weight, bias, *hw)
     return out
 

@@ -11,7 +11,7 @@ import torch
 from mmengine.config import Config
 
 from inline.apis.export.verification import evaluate
-from inline.apis.loading import build_model, find_config
+from inline.apis.loading import build_model
 from inline.checkpoints import Checkpoint, compare_state_dict, read_checkpoint
 from inline.checkpoints.config_text import read_dict
 from inline.checkpoints.model_card import PublishedModelCard, count_attention
@@ -44,7 +44,8 @@ class PackagingOptions:
         data_root: The validation data; None for that of the config.
         commit: Commit used for training; None for the current one.
         hours: Duration of training; None to sum the step times logged in the checkpoint.
-        after: Config of the run from whose result the training started, as `config`; None if there was none.
+        after: Path, for the card, and config of the run from whose result the training started; None if there
+            was none.
         folder: Where the files are written.
     """
 
@@ -53,7 +54,7 @@ class PackagingOptions:
     data_root: Path | None = None
     commit: str | None = None
     hours: float | None = None
-    after: str | None = None
+    after: tuple[str, Config] | None = None
     folder: Path = PACKAGED_FOLDER
 
 
@@ -65,6 +66,7 @@ def package(source: str | Path, cfg: Config, options: PackagingOptions) -> Itera
     """
     checkpoint = read_checkpoint(source)
     check_finite(checkpoint)
+    training = _describe_training(checkpoint, options)
     model = _check_weights(options.name, checkpoint)
     meta = _packaged_meta(options.name, checkpoint)
     if options.data_root is not None:
@@ -94,7 +96,7 @@ def package(source: str | Path, cfg: Config, options: PackagingOptions) -> Itera
         is_backbone=False,
         attention=count_attention(model),
         license_id='other',
-        training=_describe_training(checkpoint, options),
+        training=training,
         measured={key: f'{value:.2f}' for key, value in measured.items()},
         packaged=True,
     )
@@ -148,8 +150,8 @@ def _describe_training(checkpoint: Checkpoint, options: PackagingOptions) -> lis
     took = 'of unknown duration' if hours is None else f'{hours:.1f} hours'
     recipes = [f'recipe: `{options.config}`; {_recipe(str(checkpoint.meta.get("cfg", "")))}']
     if options.after is not None:
-        first = find_config(options.after).pretty_text
-        recipes.append(f'it starts from the result of `{options.after}`; {_recipe(first)}')
+        path, first = options.after
+        recipes.append(f'it starts from the result of `{path}`; {_recipe(first.pretty_text)}')
     return [
         TERMS,
         *recipes,

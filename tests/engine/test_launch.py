@@ -79,7 +79,11 @@ def test_amp_and_pretrained_weights_apply_to_the_student_of_a_distiller(
     apply_training_flags(cfg, Namespace(**flags, pretrained='inline_pvt_micro'))
     backbone = cfg.model.student.backbone
     assert (backbone.autocast, backbone.init_cfg.checkpoint) == ('bfloat16', 'inline_pvt_micro')
-    assert set(cfg.model.teacher.backbone) == {'type'}
+    teacher = cfg.model.teacher
+    assert set(teacher.backbone) == {'type'}
+    teacher.backbone.init_cfg = {'type': 'Pretrained', 'checkpoint': 'teacher.pth'}
+    drop_pretrained(cfg.model)
+    assert (backbone.init_cfg, teacher.backbone.init_cfg.checkpoint) == (None, 'teacher.pth')
     with pytest.raises(UserError, match="model 'ImageClassifier' has no backbone"):
         use_amp(Config({'model': {'type': 'ImageClassifier'}}))
 

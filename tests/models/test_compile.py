@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv
 
 from inline.models import InLineDeiT, InLinePVT
+from inline.models.layers import stripes
 from inline.models.mixers.registry import MIXERS
 from tests.models.families import FAMILIES, build
 
@@ -64,6 +65,18 @@ def assert_agrees(compiled: nn.Module, model: nn.Module, *shapes: tuple[int, int
         images = torch.randn(batch, 3, height, width)
         found, expected = (outputs_and_gradients(m, images, model) for m in (compiled, model))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stripes_of_one_row_have_no_padding_whatever_the_size() -> None:
+    """With symbols of their own, sizes cannot be compared; padding would switch off InLine's fast path."""
+
+    def count_padded(x: Tensor) -> Tensor:
+        tokens, hw = x.flatten(1, 2), (x.shape[1], x.shape[2])
+        one, two = stripes(hw, 1)[0].with_new_sizes(tokens), stripes(hw, 2)[0].with_new_sizes(tokens + 1)
+        return tokens.new_ones(1) * (one.is_padded + 2 * two.is_padded)
+
+    images = torch.zeros(2, 6, 10, 4)
+    assert torch.compile(count_padded, backend='eager', dynamic=True, fullgraph=True)(images) == 2
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmengine.model import BaseModel
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData, PixelData
 
@@ -225,18 +226,29 @@ def test_the_weights_of_a_teacher_are_loaded_or_missed(tmp_path: Path) -> None:
     for config, checkpoint in ((STUDENT, file), ({**STUDENT, 'init_cfg': init_cfg}, None)):
         distiller = make_distiller(deepcopy(config), teacher_checkpoint=checkpoint)
         assert distiller._teacher[0].head.fc.weight.equal(expected)
-    with pytest.raises(UserError, match="teacher 'ImageClassifier' has no weights: give teacher_checkpoint"):
-        make_distiller(deepcopy(STUDENT))
+    pretrained = {**STUDENT['backbone'], 'init_cfg': {**init_cfg, 'prefix': 'backbone.'}}
+    for config in (STUDENT, {**STUDENT, 'backbone': pretrained}):
+        with pytest.raises(UserError, match="'ImageClassifier' has no weights for its head: give teacher_ch"):
+            make_distiller(deepcopy(config))
+    features = [{'type': 'inline.FeatureLoss'}]
+    distiller = Distiller(deepcopy(STUDENT), {**deepcopy(STUDENT), 'backbone': pretrained}, features)
+    expected = torch.load(file)['state_dict']['backbone.stages.0.blocks.0.mlp.fc1.weight']
+    assert distiller._teacher[0].backbone.stages[0].blocks[0].mlp.fc1.weight.equal(expected)
+    with pytest.raises(UserError, match="'ImageClassifier' has no weights: give teacher_checkpoint"):
+        Distiller(deepcopy(STUDENT), deepcopy(STUDENT), features)
 
 
 def test_a_teacher_that_loads_its_weights_when_built_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """As models of timm do, whose init_weights draws random ones."""
     drawn: list[bool] = []
 
-    class Loaded(Images):
+    class Loaded(BaseModel):
         def __init__(self, pretrained: bool) -> None:
             super().__init__()
             assert pretrained
+
+        def forward(self, *_: Any) -> None:
+            """Not called."""
 
         def init_weights(self) -> None:
             drawn.append(True)
@@ -245,6 +257,9 @@ def test_a_teacher_that_loads_its_weights_when_built_keeps_them(monkeypatch: pyt
     distiller = make_distiller({'type': 'LoadedTeacher', 'pretrained': True})
     assert isinstance(distiller._teacher[0], Loaded)
     assert not drawn
+    # A class of one's own has to load its weights itself.
+    monkeypatch.setitem(MODELS.module_dict, 'OwnTeacher', Images)
+    assert isinstance(make_distiller({'type': 'OwnTeacher'})._teacher[0], Images)
 
 
 def test_a_teacher_loads_softmax_weights_of_timm(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_file_and_card(lossy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f'configs/{CONFIG}.py',
         tmp_path,
         'abc1234',
-        after='configs/tiny_imagenet/inline-pvt-micro-distilled_tiny-imagenet.py',
+        after=('configs/first.py', find_config('inline-pvt-micro-distilled_tiny-imagenet')),
         folder=tmp_path / 'w',
     )
     messages = list(package(source, find_config(CONFIG), options))
@@ -70,7 +70,7 @@ def test_file_and_card(lossy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         'The terms of ImageNet apply to it: research and education, not for commercial use',
         f'recipe: `configs/{CONFIG}.py`; AdamW (lr 0.002, weight_decay 0.05), batch size 128, 30 epochs, '
         'augmentation RandomCrop, RandomFlip',
-        'it starts from the result of `configs/tiny_imagenet/inline-pvt-micro-distilled_tiny-imagenet.py`; '
+        'it starts from the result of `configs/first.py`; '
         'AdamW (lr 0.002, weight_decay 0.05), batch size 125, 22 epochs',
         'training: 1.5 hours on ',
         'code: commit abc1234',

@@ -106,7 +106,7 @@ def check_image_size(x: Tensor, stride: int) -> None:
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         # Guards: torch.compile then knows that every map has several rows and columns, and traces again for
         # images whose last map may have a single one.
-        smallest = [side for side in (height, width) if side <= max(stride, MIN_SIZE)]
+        smallest = [side for side in (height, width) if side <= stride or side < MIN_SIZE]
         too_small = any(side < MIN_SIZE for side in smallest)
     else:
         too_small = statically_true(height < MIN_SIZE) or statically_true(width < MIN_SIZE)

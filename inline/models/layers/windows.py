@@ -29,8 +29,10 @@ class WindowPartition:
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
     wrap: bool = True
-    # Rows and columns of windows, as symbols of their own; None to compute them.
+    # Rows and columns of windows, and whether windows contain padding; None to compute them. With symbols of
+    # their own, sizes cannot be compared.
     grid: tuple[int, int] | None = None
+    has_padding: bool | None = None
 
     @property
     def is_full_map(self) -> bool:
@@ -47,7 +49,7 @@ class WindowPartition:
         """Whether windows contain padding."""
         if self.is_full_map:
             return False
-        return self.grid is not None or not _same(self.hw, self._padded)
+        return not _same(self.hw, self._padded) if self.has_padding is None else self.has_padding
 
     @property
     def num_windows(self) -> int:
@@ -144,7 +146,9 @@ class WindowPartition:
         if self.is_full_map or not (self.is_symbolic and _is_compiling()):
             return self
         h, w, down, right, rows, columns = new_sizes(x, *self.window, *self.shift, *self._count_windows())
-        return replace(self, window=(h, w), shift=(down, right), grid=(rows, columns))
+        return replace(
+            self, window=(h, w), shift=(down, right), grid=(rows, columns), has_padding=self.is_padded
+        )
 
     def _count_windows(self) -> tuple[int, int]:
         """Return the number of rows and of columns of windows."""
