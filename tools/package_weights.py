@@ -19,7 +19,13 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, metavar='DIR', help="test data (default: the config's)")
     parser.add_argument('--commit', help='commit used for training (default: the current one)')
     parser.add_argument('--hours', type=float, help='duration (default: from the log in the checkpoint)')
-    parser.add_argument('--after', metavar='CONFIG', help='config of the run whose result it started from')
+    parser.add_argument(
+        '--after',
+        nargs='+',
+        default=[],
+        metavar='CONFIG',
+        help='configs of the runs before it, if it started from the result of another; the last one first',
+    )
     parser.add_argument(
         '--out', type=Path, metavar='DIR', help='output folder (default: that of the package)'
     )
@@ -43,7 +49,7 @@ def main() -> None:
         args.data_root,
         args.commit,
         args.hours,
-        (shown(args.after), find_config(args.after)) if args.after else None,
+        tuple((shown(name), find_config(name)) for name in args.after),
         args.out or PACKAGED_FOLDER,
     )
     for message in package(args.checkpoint, find_config(args.config), options):

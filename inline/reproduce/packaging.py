@@ -44,8 +44,8 @@ class PackagingOptions:
         data_root: The validation data; None for that of the config.
         commit: Commit used for training; None for the current one.
         hours: Duration of training; None to sum the step times logged in the checkpoint.
-        after: Path, for the card, and config of the run from whose result the training started; None if there
-            was none.
+        after: Path, for the card, and config of the runs before it, the last one first: each started from the
+            result of the next.
         folder: Where the files are written.
     """
 
@@ -54,7 +54,7 @@ class PackagingOptions:
     data_root: Path | None = None
     commit: str | None = None
     hours: float | None = None
-    after: tuple[str, Config] | None = None
+    after: tuple[tuple[str, Config], ...] = ()
     folder: Path = PACKAGED_FOLDER
 
 
@@ -149,9 +149,8 @@ def _describe_training(checkpoint: Checkpoint, options: PackagingOptions) -> lis
     hours = _hours(checkpoint) if options.hours is None else options.hours
     took = 'of unknown duration' if hours is None else f'{hours:.1f} hours'
     recipes = [f'recipe: `{options.config}`; {_recipe(str(checkpoint.meta.get("cfg", "")))}']
-    if options.after is not None:
-        path, first = options.after
-        recipes.append(f'it starts from the result of `{path}`; {_recipe(first.pretty_text)}')
+    for path, cfg in options.after:
+        recipes.append(f'it starts from the result of `{path}`; {_recipe(cfg.pretty_text)}')
     return [
         TERMS,
         *recipes,

@@ -54,7 +54,7 @@ def test_file_and_card(lossy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f'configs/{CONFIG}.py',
         tmp_path,
         'abc1234',
-        after=('configs/first.py', find_config('inline-pvt-micro-distilled_tiny-imagenet')),
+        after=(('configs/first.py', find_config('inline-pvt-micro-distilled_tiny-imagenet')),),
         folder=tmp_path / 'w',
     )
     messages = list(package(source, find_config(CONFIG), options))
