@@ -30,6 +30,9 @@ from inline.utils.drawing import CHART_COLORS
 from inline.utils.tables import format_seeds, read_csv, write_csv
 
 NOT_MEASURED, NOT_COMPARABLE = 'not measured', 'not comparable: different training lengths'
+# Points of top-1 below which single runs are taken as equal: on Tiny-ImageNet, the standard deviation over
+# seeds is 0.1 to 0.3, and that of the sampling of 10,000 validation images 0.4.
+ONE_SEED_MARGIN = 0.5
 # Backbones of the published accuracies. Claims use the first one with a number for both rows.
 _BACKBONES = ('DeiT-T', 'Swin-T')
 # Rows of the paper's Table 9, in which InLine ranks first. Not all of its numbers were found.
@@ -171,7 +174,8 @@ def judge_ablation(ablation: Ablation, summaries: Sequence[Summary]) -> list[Cla
     """Return a verdict on every published claim about the rows, by fixed rules; none for other tables.
 
     With several seeds, two means differ if the difference exceeds two standard errors. With one seed the
-    standard error is unknown: the verdict follows the sign and says so.
+    standard error is unknown: the verdict follows the sign and says so. Accuracies that differ by less than
+    :data:`ONE_SEED_MARGIN` are then taken as equal.
     """
     rows = {summary.row: summary for summary in summaries}
     if ablation.name == 'components':
@@ -224,10 +228,11 @@ def _judge(comparison: Comparison, rows: Mapping[str, Summary]) -> Claim:
     order = compare_means(first, second)
     if order is None:
         difference = statistics.fmean(first) - statistics.fmean(second)
-        held = difference > 0 or (comparison.ties and difference == 0)
-        return Claim(comparison.statement, measured, f'{HELD if held else NOT_HELD}, one seed')
+        margin = ONE_SEED_MARGIN if field == 'accuracy' else 0
+        order = 0 if abs(difference) < margin or not difference else 1 if difference > 0 else -1
     verdicts = {1: HELD, 0: HELD if comparison.ties else INCONCLUSIVE, -1: NOT_HELD}
-    return Claim(comparison.statement, measured, verdicts[order])
+    suffix = ', one seed' if min(len(first), len(second)) == 1 else ''
+    return Claim(comparison.statement, measured, f'{verdicts[order]}{suffix}')
 
 
 def draw_summaries(summaries: Sequence[Summary], title: str, out: Path) -> None:

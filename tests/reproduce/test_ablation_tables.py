@@ -165,6 +165,10 @@ def test_with_one_seed_the_verdict_says_so() -> None:
     assert verdicts[0] == f'{HELD}, one seed'
     assert verdicts[2] == f'{NOT_HELD}, one seed'
     assert verdicts[5:] == [f'{HELD}, one seed', f'{NOT_HELD}, one seed']
+    for inline, expected in ((25.4, INCONCLUSIVE), (25.6, HELD), (24.4, NOT_HELD)):
+        pair = [outcome('linear', 0, 25.0), outcome('inline', 0, inline)]
+        verdict = judge_ablation(COMPONENTS, components(pair))[5].verdict
+        assert verdict == f'{expected}, one seed'
 
 
 def test_rows_of_different_training_lengths_are_not_compared() -> None:
