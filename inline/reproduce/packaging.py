@@ -166,7 +166,7 @@ def _recipe(text: str) -> str:
     pipeline = [
         str(step.get('type')).split('.')[-1] for step in (loader.get('dataset') or {}).get('pipeline', [])
     ]
-    augmentation = [step for step in pipeline if step not in ('LoadImage', 'PackInputs')]
+    augmentation = [step for step in pipeline if step not in ('LoadImage', 'CacheImages', 'PackInputs')]
     settings = ', '.join(
         f'{key} {value}' for key, value in optimizer.items() if key in ('lr', 'weight_decay')
     )
