@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ def fake_export(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_a_config_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, out = tmp_path / 'weights.pth', tmp_path / 'accuracy.csv'
     checkpoint.write_bytes(b'weights')
-    for name in (*ACCURACY, *ACCURACY):
+    for name, file in [*product(ACCURACY, exported_accuracy.FILES)] * 2:
         config = next((ROOT / 'configs').rglob(f'{name}.py'))
-        monkeypatch.setattr('sys.argv', ['x', str(config), str(checkpoint), '--output', str(out)])
+        monkeypatch.setattr(
+            'sys.argv', ['x', str(config), str(checkpoint), '--output', str(out), '--files', file]
+        )
         exported_accuracy.main()
     rows = read_csv(out)
     assert tuple(rows[0]) == exported_accuracy.COLUMNS

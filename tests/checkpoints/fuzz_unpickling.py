@@ -421,9 +421,11 @@ def _read_in_child(batch: Sequence[Callable[[], HostileFile]], log: str) -> None
 
     signal.signal(signal.SIGALRM, give_up)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Virtual memory: an allocation of many gigabytes fails at once instead of slowing the machine down.
+    # Virtual memory: an allocation of many gigabytes fails at once instead of slowing the machine down. The
+    # libraries that other tests have loaded may have reserved a lot of it already.
+    reserved = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (32 * 2**30, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (reserved + 32 * 2**30, hard))
     with open(log, 'w', buffering=1) as written:
         for make in batch:
             file = make()
