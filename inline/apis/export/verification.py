@@ -4,6 +4,7 @@ import copy
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,8 @@ def evaluate(
             _evaluate_only_loaded_images(runner)
         runner.model = model.to(next(runner.model.parameters()).device)
         metrics = runner.test()
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    # Those of mmseg are numpy.float32, which is no float.
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
 
 
 def choose_test_images(cfg: Config, count: int | None) -> list[int] | None:

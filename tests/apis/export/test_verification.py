@@ -1,9 +1,14 @@
 """Verification rejects an exported file whose outputs differ from the model."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from torch import Tensor, nn
 
+from inline.apis.export import verification
 from inline.apis.export.verification import check_outputs, relative_difference, shapes_to_check
 from inline.utils.errors import UserError
 
@@ -46,3 +51,11 @@ def test_dynamic_exports_are_checked_at_other_shapes(size: tuple[int, int]) -> N
     assert {batch for batch, *_ in others} == {1, 2, 3}
     assert any(height % 32 and width % 32 for _, height, width in others)
     assert all(min(height, width) >= 33 for _, height, width in others)
+
+
+def test_metrics_of_every_toolbox_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of mmseg are numpy.float32."""
+    metrics = {'mIoU': np.float32(40.5), 'accuracy/top1': 90.0, 'table': 'per class'}
+    runner = SimpleNamespace(model=nn.Linear(1, 1), test=lambda: metrics)
+    monkeypatch.setattr(verification, 'build_runner', lambda _: runner)
+    assert verification.evaluate(Config(), nn.Linear(1, 1)) == {'mIoU': 40.5, 'accuracy/top1': 90.0}
