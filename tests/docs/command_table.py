@@ -173,6 +173,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         'tests/benchmarks/test_compile_benchmark.py::test_a_row_has_time_agreement_and_recompilations',
         'tests/benchmarks/test_compile_benchmark.py::test_rows_of_a_file_are_replaced_in_order',
     ),
+    'python -m benchmarks.openvino_profile *': (
+        'tests/benchmarks/test_openvino_profile.py::test_a_profile_replaces_the_earlier_one',
+    ),
     'python -m benchmarks.speed': (
         'tests/benchmarks/test_speed.py::test_training_step_uses_less_memory_than_the_plain_formulation',
     ),
