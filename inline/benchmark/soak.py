@@ -111,8 +111,11 @@ def take_sample(process: psutil.Process, began: float) -> Sample:
 
 def _anonymous_memory(pid: int) -> int:
     """Return the bytes of anonymous pages. The count of library pages depends on other programs."""
-    status = Path(f'/proc/{pid}/status').read_text()
-    return 1024 * int(status.split('RssAnon:')[1].split()[0])
+    words = Path(f'/proc/{pid}/status').read_text().partition('RssAnon:')[2].split()
+    if not words:
+        # It has ended, and its parent has not noticed yet.
+        raise psutil.ZombieProcess(pid)
+    return 1024 * int(words[0])
 
 
 def _open_files(pid: int) -> list[str]:
