@@ -36,7 +36,7 @@ from inline.reproduce.tables import BOX_AP, MASK_AP, MEASURED, MIOU, TOP1
 from inline.utils.arguments import check_positive
 from inline.utils.environment import describe_environment
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
-from inline.utils.tables import read_csv, write_csv
+from inline.utils.tables import replace_rows
 
 COLUMNS = ('model', 'file', 'metric', 'float32', 'exported', 'images', 'size (MB)', *PROVENANCE)
 # Format, precision, and whether the file is quantised.
@@ -104,7 +104,6 @@ def main() -> None:
     apply_patches()
     read_data_files_safely()
     path = find_config_path(args.config).resolve()
-
     cfg = find_config(path)
     if args.data_root is not None:
         set_data_root(cfg, args.data_root)
@@ -126,10 +125,7 @@ def main() -> None:
             measure=False,
         )
         rows = measure(cfg, options, {'model': path.stem}, provenance)
-    lines = read_csv(args.output) if args.output.is_file() else []
-    replaced = (path.stem, options.label)
-    kept = [line for line in lines if (line['model'], line['file']) != replaced]
-    write_csv(args.output, COLUMNS, [*kept, *rows])
+    replace_rows(args.output, COLUMNS, ('model', 'file'), rows)
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ from inline.reproduce.runs import NO_WEIGHTS, Run, run_all
 from inline.reproduce.tables import BOX_AP, MEASURED, TOP1, Metric
 from inline.utils.arguments import check_positive
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
-from inline.utils.tables import read_csv, write_csv
+from inline.utils.tables import replace_rows
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,7 @@ def plan_runs(
 
 def add_line(path: Path, line: dict[str, str]) -> None:
     """Add a run to a CSV file, in place of an earlier one with the same data, start and seed."""
-    key = ('dataset', 'start', 'seed')
-    lines = read_csv(path) if path.is_file() else []
-    others = [other for other in lines if any(other[name] != line[name] for name in key)]
-    write_csv(path, FINETUNING_COLUMNS, [*others, line])
+    replace_rows(path, FINETUNING_COLUMNS, ('dataset', 'start', 'seed'), [line])
 
 
 if __name__ == '__main__':

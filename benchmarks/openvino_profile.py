@@ -16,14 +16,14 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from inline.apis.export.openvino_ir import has_bf16, import_openvino
+from inline.apis.export.openvino_ir import compile_model, has_bf16
 from inline.benchmark import CPU, prepare_for_timing
 from inline.benchmark.runtimes import MODELS, Job, export_files, make_image
 from inline.reproduce.tables import MEASURED
 from inline.utils.arguments import check_choice, check_positive
 from inline.utils.environment import describe_commit, describe_hardware
 from inline.utils.errors import OneLineParser, UserError, exit_on_user_error
-from inline.utils.tables import read_csv, write_csv
+from inline.utils.tables import replace_rows
 
 COLUMNS = ('model', 'size', 'threads', 'operator', 'bf16 (ms)', 'int8 (ms)', 'int8, quantised (ms)',
            'commit', 'hardware', 'versions', 'date')  # fmt: skip
@@ -40,14 +40,7 @@ def profile(path: Path, size: int, threads: int, repetitions: int) -> dict[tuple
         threads: Number of CPU threads.
         repetitions: Number of profiled runs.
     """
-    options = {
-        'INFERENCE_PRECISION_HINT': 'bf16',
-        'PERFORMANCE_HINT': 'LATENCY',
-        'INFERENCE_NUM_THREADS': threads,
-        'ENABLE_CPU_PINNING': False,
-        'PERF_COUNT': True,
-    }
-    request = import_openvino().Core().compile_model(path, 'CPU', options).create_infer_request()
+    request = compile_model(path, 'bf16', threads, PERF_COUNT=True).create_infer_request()
     image = {'image': make_image(size).numpy()}
     runs: list[dict[tuple[str, bool], float]] = []
     for i in range(WARM_UP + repetitions):
@@ -134,9 +127,8 @@ def main() -> None:
         rows = [(*key, *row, *provenance) for row in make_rows(bf16, int8, smallest=0.03)]
         for row in rows:
             print(*row[:7], sep='\t', flush=True)
-        lines = read_csv(args.output) if args.output.is_file() else []
-        kept = [line for line in lines if (line['model'], line['size'], line['threads']) != key]
-        write_csv(args.output, COLUMNS, [*kept, *(dict(zip(COLUMNS, row, strict=True)) for row in rows)])
+        lines = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        replace_rows(args.output, COLUMNS, ('model', 'size', 'threads'), lines)
 
 
 if __name__ == '__main__':

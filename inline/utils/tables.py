@@ -81,3 +81,13 @@ def write_csv(
         writer.writerows(
             row if isinstance(row, Mapping) else dict(zip(columns, row, strict=True)) for row in rows
         )
+
+
+def replace_rows(
+    path: Path, columns: Sequence[str], key: Sequence[str], rows: Sequence[Mapping[str, str]]
+) -> None:
+    """Add rows to a CSV file, in place of earlier ones with the same values in the columns `key`."""
+    replaced = {tuple(row[name] for name in key) for row in rows}
+    lines = read_csv(path) if path.is_file() else []
+    kept = [line for line in lines if tuple(line[name] for name in key) not in replaced]
+    write_csv(path, columns, [*kept, *rows])

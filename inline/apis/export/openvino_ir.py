@@ -50,15 +50,7 @@ def load(path: Path, precision: str = 'fp32', threads: int | None = None) -> Cal
         precision: A key of HINTS, for the operators that are not quantised.
         threads: Number of threads; torch's by default.
     """
-    openvino = import_openvino()
-    options = {
-        'INFERENCE_PRECISION_HINT': HINTS[precision],
-        'PERFORMANCE_HINT': 'LATENCY',
-        'INFERENCE_NUM_THREADS': threads or torch.get_num_threads(),
-        # Pinned threads start at the first core: several processes would share it.
-        'ENABLE_CPU_PINNING': False,
-    }
-    compiled = openvino.Core().compile_model(path, 'CPU', options)
+    compiled = compile_model(path, precision, threads)
     request = compiled.create_infer_request()
 
     def run(image: Tensor) -> list[Tensor]:
@@ -67,6 +59,18 @@ def load(path: Path, precision: str = 'fp32', threads: int | None = None) -> Cal
         return [torch.from_numpy(results[output].copy()) for output in compiled.outputs]
 
     return run
+
+
+def compile_model(path: Path, precision: str, threads: int | None = None, **options: Any) -> Any:
+    """Compile an IR for the CPU; arguments as in :func:`load`, and further options of OpenVINO."""
+    settings = {
+        'INFERENCE_PRECISION_HINT': HINTS[precision],
+        'PERFORMANCE_HINT': 'LATENCY',
+        'INFERENCE_NUM_THREADS': threads or torch.get_num_threads(),
+        # Pinned threads start at the first core: several processes would share it.
+        'ENABLE_CPU_PINNING': False,
+    }
+    return import_openvino().Core().compile_model(path, 'CPU', {**settings, **options})
 
 
 def has_bf16() -> bool:
