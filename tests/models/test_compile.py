@@ -16,19 +16,14 @@ from inline.models.mixers.registry import MIXERS
 from tests.models.families import FAMILIES, build
 
 STAGE = {'embed_dims': (8,), 'depths': (1,), 'num_heads': (2,), 'mlp_ratios': (2,)}
+STAGES = {'embed_dims': (8, 16), 'depths': (1, 1), 'num_heads': (2, 2), 'mlp_ratios': (2, 2)}
 SMALL: dict[str, dict[str, Any]] = {
     'InLineDeiT': {'embed_dims': 8, 'depth': 1, 'num_heads': 2},
-    'InLinePVT': STAGE,
+    'InLinePVT': STAGES,
     # InLine, and shifted windows.
     'InLineSwin': {**STAGE, 'depths': (2,), 'inline_depths': (1,)},
     # A stage with InLine and a stage with stripes.
-    'InLineCSwin': {
-        'embed_dims': (8, 16),
-        'depths': (1, 1),
-        'num_heads': (2, 2),
-        'mlp_ratios': (2, 2),
-        'inline_depths': (1, 0),
-    },
+    'InLineCSwin': {**STAGES, 'inline_depths': (1, 0)},
 }
 
 
@@ -42,16 +37,17 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.set_stance('default')
 
 
-def small(family: str, **options: Any) -> nn.Module:
+def small(family: str, *, all_outputs: bool = False, **options: Any) -> nn.Module:
     arch = SMALL[family]
-    return build(family, arch=arch, out_indices=(len(arch.get('depths', (1,))) - 1,), **options)
+    levels = range(len(arch.get('depths', (1,))))
+    return build(family, arch=arch, out_indices=tuple(levels if all_outputs else levels[-1:]), **options)
 
 
 def outputs_and_gradients(model: nn.Module, images: Tensor, source: nn.Module) -> list[Tensor]:
-    (out,) = model(images)
+    outs = model(images)
     generator = torch.Generator().manual_seed(0)
-    grad = torch.randn(out.shape, generator=generator)
-    return [out.detach(), *torch.autograd.grad(out, list(source.parameters()), grad)]
+    grads = [torch.randn(out.shape, generator=generator) for out in outs]
+    return [*(out.detach() for out in outs), *torch.autograd.grad(outs, list(source.parameters()), grads)]
 
 
 def use_quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +98,7 @@ def test_one_program_for_all_sizes_and_batches(family: str) -> None:
 @pytest.mark.parametrize('family', FAMILIES)
 def test_inductor_compiles_one_program_for_all_sizes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_quick_compiler(monkeypatch)
-    model = small(family)
+    model = small(family, all_outputs=True)
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     assert_agrees(compiled, model, (2, 64, 64))
     torch.compiler.set_stance('fail_on_recompile')

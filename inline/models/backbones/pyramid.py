@@ -17,9 +17,10 @@ from inline.models.backbones.common import (
     resolve_out_indices,
 )
 from inline.models.block import Block, drop_path_rates, run_block
-from inline.models.layers import MAX_WIDTH, tokens_to_map
+from inline.models.layers import MAX_WIDTH, map_to_tokens, tokens_to_map
 from inline.models.mixers import build_mixer, default_mixers, expand_mixers
 from inline.models.mixers.registry import MixerConfig, MixersConfig
+from inline.ops.local_residual import compiles_any_size
 from inline.utils.arguments import check_range
 from inline.utils.errors import UserError
 
@@ -152,7 +153,8 @@ class Pyramid(Backbone):
         for i, stage in enumerate(self.stages):
             x = stage(x, i, with_cp=self.with_cp and self.training)
             if i in self.out_indices:
-                outs.append(self._apply_out_norm(x, i))
+                x, out = _branch(x)
+                outs.append(self._apply_out_norm(out, i))
         return tuple(outs)
 
     def forward_intermediates(
@@ -164,7 +166,8 @@ class Pyramid(Backbone):
         for i, stage in enumerate(stages):
             x = stage(x, i, with_cp=self.with_cp and self.training)
             if i in indices:
-                taken.append(Intermediate(self._apply_out_norm(x, i) if norm else x))
+                x, out = _branch(x)
+                taken.append(Intermediate(self._apply_out_norm(out, i) if norm else out))
         return self._apply_out_norm(x, len(stages) - 1), taken
 
     def prune(self, last: int, prune_norm: bool) -> None:
@@ -211,6 +214,18 @@ class Pyramid(Backbone):
         if str(stage) not in self.out_norms:
             return x
         return self.out_norms[str(stage)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
+
+
+def _branch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a map (B, C, H, W) for the next stage, and the same for the output.
+
+    With symbolic sizes their gradients are added as tokens: inductor (PyTorch 2.13) cannot determine the
+    layout of a sum of maps for the linear layers, which need the layout of tokens.
+    """
+    if not compiles_any_size(x):
+        return x, x
+    tokens, hw = map_to_tokens(x), (x.shape[2], x.shape[3])
+    return tokens_to_map(tokens, hw), tokens_to_map(tokens, hw)
 
 
 def stage_sizes(hw: tuple[int, int], num_stages: int) -> list[tuple[int, int]]:
