@@ -76,12 +76,15 @@ def new_sizes(x: Tensor, *sizes: int) -> tuple[int, ...]:
 
 
 # Sizes are returned as the shape of an empty tensor: an operator cannot return a list of sizes.
-@torch.library.custom_op('inline::new_sizes', mutates_args=())
-def _new_sizes_op(x: Tensor, sizes: Sequence[int]) -> Tensor:
+torch.library.define('inline::new_sizes', '(Tensor x, SymInt[] sizes) -> Tensor')
+
+
+@torch.library.impl('inline::new_sizes', 'default')
+def _(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return x.new_empty(0, *sizes)
 
 
-@_new_sizes_op.register_fake
+@torch.library.register_fake('inline::new_sizes')
 def _(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return x.new_empty(0, *map(new_size, sizes))
 

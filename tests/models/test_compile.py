@@ -1,6 +1,7 @@
 """torch.compile: one graph, one program for all sizes, equal blocks compiled once, results of eager mode."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +28,16 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope='module')
+def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of these tests alone: programs in the user's cache may call earlier versions of operators."""
+    return tmp_path_factory.mktemp('inductor')
+
+
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
+def fresh_compiler(compiler_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
+    monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(compiler_cache))
     torch.compiler.reset()
     # Height and width that are equal in the first call are not one size.
     with shape_config.patch(use_duck_shape=False):

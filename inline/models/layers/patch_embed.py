@@ -117,7 +117,7 @@ torch.library.define(
 )
 torch.library.define(
     'inline::padded_convolution_backward',
-    '(Tensor grad, Tensor x, Tensor weight, int stride, int padding) -> (Tensor, Tensor)',
+    '(Tensor grad, Tensor x, Tensor weight, int stride, int padding, bool needs_x=True) -> (Tensor, Tensor)',
 )
 
 
@@ -130,8 +130,9 @@ def _convolution_cpu(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int
 
 @torch.library.impl('inline::padded_convolution_backward', 'cpu')
 def _convolution_backward_cpu(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs_x: bool = True
 ) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and the weight; that of x is empty if nobody needs it, as for images."""
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
         grad.permute(0, 3, 1, 2),
         pad_to_multiple(x, stride),
@@ -143,9 +144,10 @@ def _convolution_backward_cpu(
         transposed=False,
         output_padding=[0, 0],
         groups=1,
-        output_mask=[True, True, False],
+        output_mask=[needs_x, True, False],
     )
-    return grad_x[:, :, : x.shape[2], : x.shape[3]].contiguous(), grad_weight.contiguous()
+    grad_x = grad_x[:, :, : x.shape[2], : x.shape[3]].contiguous() if needs_x else x.new_empty(0)
+    return grad_x, grad_weight.contiguous()
 
 
 @torch.library.register_fake('inline::padded_convolution')
@@ -155,8 +157,10 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int)
 
 
 @torch.library.register_fake('inline::padded_convolution_backward')
-def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+def _(
+    _grad: Tensor, x: Tensor, weight: Tensor, _stride: int, _padding: int, needs_x: bool = True
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape if needs_x else 0), weight.new_empty(weight.shape)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
@@ -165,8 +169,11 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # 
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = torch.ops.inline.padded_convolution_backward(grad, *ctx.saved_tensors, *ctx.numbers)
-    return (*grads, grad.sum(dim=(0, 1, 2)) if ctx.needs_input_grad[2] else None, None, None)
+    needs_x, _, needs_bias, *_ = ctx.needs_input_grad
+    backward = torch.ops.inline.padded_convolution_backward
+    grad_x, grad_weight = backward(grad, *ctx.saved_tensors, *ctx.numbers, needs_x)
+    grad_bias = grad.sum(dim=(0, 1, 2)) if needs_bias else None
+    return grad_x if needs_x else None, grad_weight, grad_bias, None, None
 
 
 torch.library.register_autograd('inline::padded_convolution', _backward, setup_context=_save_inputs)

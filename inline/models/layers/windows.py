@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -63,7 +64,9 @@ class WindowPartition:
             return x
         if self.is_symbolic:
             if _is_compiling():
-                return _partition_op(x, self._sizes, self.wrap, PAD_VALUE if fill is None else fill)
+                fill = PAD_VALUE if fill is None else fill
+                out: Tensor = torch.ops.inline.window_partition(x, self._sizes, self.wrap, fill)
+                return out
             rows, columns = self._source_coordinates(x.device)
             index = rows.clamp(0, self.hw[0] - 1) * self.hw[1] + columns.clamp(0, self.hw[1] - 1)
             x = x.index_select(1, index)
@@ -83,7 +86,8 @@ class WindowPartition:
             return windows
         if self.is_symbolic:
             if _is_compiling():
-                return _reverse_op(windows, self._sizes, self.wrap)
+                out: Tensor = torch.ops.inline.window_reverse(windows, self._sizes, self.wrap)
+                return out
             x = windows.reshape(-1, self.num_windows * self.window[0] * self.window[1], windows.shape[2])
             return x.index_select(1, self._target_indices(windows.device))
         (top, left), (height, width) = self._offset, self._padded
@@ -266,23 +270,29 @@ def _is_compiling() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
-@torch.library.custom_op('inline::window_partition', mutates_args=())
-def _partition_op(x: Tensor, sizes: Sequence[int], wrap: bool, fill: float) -> Tensor:
-    return _dense_copy(_windows(sizes, wrap).partition(x, fill), x)
+torch.library.define(
+    'inline::window_partition', '(Tensor x, SymInt[] sizes, bool wrap, float fill) -> Tensor'
+)
+torch.library.define('inline::window_reverse', '(Tensor windows, SymInt[] sizes, bool wrap) -> Tensor')
 
 
-@_partition_op.register_fake
+@torch.library.impl('inline::window_partition', 'default')
+def _(x: Tensor, sizes: Sequence[int], wrap: bool, fill: float) -> Tensor:
+    return _dense_copy(_windows(*sizes, wrap).partition(x, fill), x)
+
+
+@torch.library.register_fake('inline::window_partition')
 def _(x: Tensor, sizes: Sequence[int], wrap: bool, fill: float) -> Tensor:  # noqa: ARG001 (no effect on the shape)
     count, tokens = _shape(sizes)
     return x.new_empty(x.shape[0] * count, tokens, x.shape[2])
 
 
-@torch.library.custom_op('inline::window_reverse', mutates_args=())
-def _reverse_op(windows: Tensor, sizes: Sequence[int], wrap: bool) -> Tensor:
-    return _dense_copy(_windows(sizes, wrap).reverse(windows), windows)
+@torch.library.impl('inline::window_reverse', 'default')
+def _(windows: Tensor, sizes: Sequence[int], wrap: bool) -> Tensor:
+    return _dense_copy(_windows(*sizes, wrap).reverse(windows), windows)
 
 
-@_reverse_op.register_fake
+@torch.library.register_fake('inline::window_reverse')
 def _(windows: Tensor, sizes: Sequence[int], wrap: bool) -> Tensor:  # noqa: ARG001 (no effect on the shape)
     return windows.new_empty(windows.shape[0] // _shape(sizes)[0], sizes[0] * sizes[1], windows.shape[2])
 
@@ -292,18 +302,22 @@ def _save_sizes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # n
 
 
 # Padding has no gradient, so each operator is the other's backward.
-_partition_op.register_autograd(
-    lambda ctx, grad: (_reverse_op(grad, *ctx.sizes), *[None] * 3), setup_context=_save_sizes
+torch.library.register_autograd(
+    'inline::window_partition',
+    lambda ctx, grad: (torch.ops.inline.window_reverse(grad, *ctx.sizes), *[None] * 3),
+    setup_context=_save_sizes,
 )
-_reverse_op.register_autograd(
-    lambda ctx, grad: (_partition_op(grad, *ctx.sizes, 0.0), *[None] * 2), setup_context=_save_sizes
+torch.library.register_autograd(
+    'inline::window_reverse',
+    lambda ctx, grad: (torch.ops.inline.window_partition(grad, *ctx.sizes, 0.0), *[None] * 2),
+    setup_context=_save_sizes,
 )
 
 
 @torch.library.custom_op('inline::window_mask', mutates_args=())
 def _mask_op(sizes: Sequence[int], wrap: bool, of_pairs: bool, device: torch.device) -> Tensor:
     # A copy, because an operator must not return a tensor that is cached.
-    return _windows(sizes, wrap)._mask(of_pairs, device).clone()
+    return _windows(*sizes, wrap)._mask(of_pairs, device).clone()
 
 
 @_mask_op.register_fake
@@ -312,9 +326,13 @@ def _(sizes: Sequence[int], wrap: bool, of_pairs: bool, device: torch.device) ->
     return torch.empty(count, *[tokens] * (1 + of_pairs), dtype=torch.bool, device=device)
 
 
-def _windows(sizes: Sequence[int], wrap: bool) -> WindowPartition:
+@lru_cache(maxsize=256)
+def _windows(
+    height: int, width: int, h: int, w: int, down: int, right: int, rows: int, columns: int, wrap: bool
+) -> WindowPartition:
     """Return the partition with the sizes of :attr:`WindowPartition._sizes`."""
-    return WindowPartition((sizes[0], sizes[1]), (sizes[2], sizes[3]), (sizes[4], sizes[5]), wrap)
+    windows = WindowPartition((height, width), (h, w), (down, right), wrap, (rows, columns))
+    return replace(windows, has_padding=windows.is_padded)
 
 
 def _shape(sizes: Sequence[int]) -> tuple[int, int]:
