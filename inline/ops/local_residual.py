@@ -79,7 +79,7 @@ def compiles_any_size(x: Tensor) -> bool:
 def depthwise_convolution(
     tokens: Tensor, weight: Tensor, hw: tuple[int, int], bias: Tensor | None = None
 ) -> Tensor:
-    """Convolve the maps of tokens (B, H·W, C) with kernels (B, C, k²) for odd k; bias (C)."""
+    """Convolve the maps of tokens (B, H·W, C) with kernels (B or 1, C, k²) for odd k; bias (C)."""
     weight, bias = weight.to(tokens.dtype), None if bias is None else bias.to(tokens.dtype)
     if tokens.device.type != 'cpu':
         return _shifted_sum(tokens, weight, hw, bias)
@@ -98,11 +98,11 @@ torch.library.define(
 
 
 def _depthwise_cpu(tokens: Tensor, weight: Tensor, bias: Tensor | None, height: int, width: int) -> Tensor:
-    batch = tokens.shape[0]
-    maps, kernels, padding = _fold_batch(tokens, weight, height, width)
-    biases = None if bias is None else bias.repeat(batch)
-    out = F.conv2d(maps, kernels, biases, padding=padding, groups=len(kernels))
-    return _unfold_batch(out, batch, height)
+    maps, kernels, padding = _to_maps(tokens, weight, height, width)
+    if bias is not None and len(weight) > 1:
+        bias = bias.repeat(len(weight))
+    out = F.conv2d(maps, kernels, bias, padding=padding, groups=len(kernels))
+    return _to_tokens(out, tokens.shape[0], height)
 
 
 torch.library.impl('inline::depthwise_convolution', 'cpu', _depthwise_cpu)
@@ -112,8 +112,8 @@ torch.library.impl('inline::depthwise_convolution', 'cpu', _depthwise_cpu)
 def _depthwise_backward_cpu(
     grad: Tensor, tokens: Tensor, weight: Tensor, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    maps, kernels, padding = _fold_batch(tokens, weight, height, width)
-    grad_out = _fold_batch(grad, weight, height, width)[0]
+    maps, kernels, padding = _to_maps(tokens, weight, height, width)
+    grad_out = _to_maps(grad, weight, height, width)[0]
     grad_maps, grad_kernels, _ = torch.ops.aten.convolution_backward(
         grad_out,
         maps,
@@ -127,42 +127,47 @@ def _depthwise_backward_cpu(
         groups=len(kernels),
         output_mask=[True, True, False],
     )
-    return _unfold_batch(grad_maps, tokens.shape[0], height), grad_kernels.reshape(weight.shape)
+    return _to_tokens(grad_maps, tokens.shape[0], height), grad_kernels.reshape(weight.shape)
 
 
-def _fold_batch(tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, int]:
-    """Return maps (1, B·C, H, W), kernels (B·C, 1, k, k) and the padding of an equivalent convolution.
+def _to_maps(tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, int]:
+    """Return maps, kernels (groups, 1, k, k) and the padding of an equivalent grouped convolution.
 
-    Folding the batch into the channels turns the per-image kernels into one grouped convolution. Tokens are
-    already in channels-last layout, which is the fastest for oneDNN.
+    Maps are (B, C, H, W) if all images share their kernels; kernels of each image become those of one image
+    with B·C channels. Tokens are already in channels-last layout, which is the fastest for oneDNN.
     """
     side = math.isqrt(weight.shape[2])
-    maps = tokens.transpose(0, 1).reshape(1, height, width, -1)
+    images = tokens.shape[0] // len(weight)
+    maps = (tokens if len(weight) == 1 else tokens.transpose(0, 1)).reshape(images, height, width, -1)
     if statically_true(height < side):
         # oneDNN's backward pass is up to 100 times as slow on maps with fewer rows than the kernel.
         maps = F.pad(maps, (0, 0, 0, 0, 0, side - height))
     return maps.permute(0, 3, 1, 2), weight.reshape(-1, 1, side, side), side // 2
 
 
-def _unfold_batch(maps: Tensor, batch: int, height: int) -> Tensor:
-    """(1, B·C, ≥ H, W) → (B, H·W, C)."""
+def _to_tokens(maps: Tensor, batch: int, height: int) -> Tensor:
+    """Return the tokens (B, H·W, C) of maps of :func:`_to_maps`, without the padding."""
     rows = maps.permute(0, 2, 3, 1)[:, :height]
+    if len(maps) == batch:
+        return rows.flatten(1, 2).contiguous()
     return rows.reshape(-1, batch, maps.shape[1] // batch).transpose(0, 1)
 
 
 @torch.library.register_fake('inline::depthwise_convolution')
 def _(tokens: Tensor, weight: Tensor, bias: Tensor | None, height: int, width: int) -> Tensor:  # noqa: ARG001 (no effect on the shape)
-    return _empty_tokens(tokens)
+    return _empty_tokens(tokens, weight)
 
 
 @torch.library.register_fake('inline::depthwise_convolution_backward')
 def _(grad: Tensor, tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return _empty_tokens(tokens), weight.new_empty(weight.shape)
+    return _empty_tokens(tokens, weight), weight.new_empty(weight.shape)
 
 
-def _empty_tokens(tokens: Tensor) -> Tensor:
-    """Return empty tokens of the same shape, with the strides of :func:`_unfold_batch`."""
+def _empty_tokens(tokens: Tensor, weight: Tensor) -> Tensor:
+    """Return empty tokens of the same shape, with the strides of :func:`_to_tokens`."""
     batch, count, channels = tokens.shape
+    if statically_true(weight.shape[0] == 1):
+        return tokens.new_empty(batch, count, channels)
     return tokens.new_empty(count, batch, channels).transpose(0, 1)
 
 

@@ -14,6 +14,7 @@ from torch.utils._sympy.functions import FloorDiv
 from inline.models import InLineDeiT, InLinePVT
 from inline.models.layers import stripes
 from inline.models.mixers.registry import MIXERS
+from inline.ops.local_residual import local_residual_naive
 from tests.models.families import FAMILIES, build
 
 STAGE = {'embed_dims': (8,), 'depths': (1,), 'num_heads': (2,), 'mlp_ratios': (2,)}
@@ -212,16 +213,20 @@ def test_dropped_paths_of_a_compiled_model_are_all_or_nothing() -> None:
     assert len(outs) == 4
 
 
+@pytest.mark.parametrize('kernels', [1, 2])
 @pytest.mark.parametrize('side', [3, 5])
 @pytest.mark.parametrize('hw', [(1, 4), (4, 6)])
-def test_operators_of_compiled_programs_are_valid(hw: tuple[int, int], side: int) -> None:
+def test_operators_of_compiled_programs_are_valid(hw: tuple[int, int], side: int, kernels: int) -> None:
     """Shapes and strides of fake tensors, derivatives, dynamic sizes: checked by torch."""
     tokens = torch.randn(2, hw[0] * hw[1], 3, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(2, 3, side**2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(kernels, 3, side**2, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(3, dtype=torch.float64, requires_grad=True)
     operator = torch.ops.inline.depthwise_convolution
     torch.library.opcheck(operator, (tokens, weight, bias, *hw))
     torch.autograd.gradcheck(lambda *args: operator(*args, *hw), (tokens, weight, bias))
+    if side == 3:
+        expected = local_residual_naive(tokens, weight.expand(2, -1, -1), hw, bias=bias)
+        torch.testing.assert_close(operator(tokens, weight, bias, *hw), expected)
 
 
 def test_operators_of_linear_layers_and_patch_embeddings_are_valid() -> None:

@@ -119,8 +119,8 @@ def convolve_channels(conv: nn.Conv2d, maps: Tensor, channels: slice) -> Tensor:
         bias = None if conv.bias is None else conv.bias[channels]
         weight = conv.weight[channels]
         if compiles_any_size(maps):
-            kernels = weight.flatten(1).expand(len(maps), -1, -1)
-            return depthwise_convolution(map_to_tokens(maps), kernels, (maps.shape[2], maps.shape[3]), bias)
+            kernels, hw = weight.flatten(1).unsqueeze(0), (maps.shape[2], maps.shape[3])
+            return depthwise_convolution(map_to_tokens(maps), kernels, hw, bias)
         out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=maps.shape[1])
     else:
         # The module expects all C channels: the others are zero.
