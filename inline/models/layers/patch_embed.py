@@ -69,8 +69,10 @@ class PatchMerging(nn.Module):
 def _merge_patches(x: Tensor) -> Tensor:
     """(B, C, H, W) → (B, h, w, 4·C), zero-padded to even sides."""
     x = pad_to_multiple(x, 2)
-    # (B, C, h, row, w, column) → (B, h, w, column, row, C): Swin concatenates a patch column by column.
-    return x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 5, 3, 1).flatten(3)
+    # As tokens, whose transposes runtimes can remove from an exported program.
+    x = map_to_tokens(x).unflatten(1, x.shape[2:])
+    # (B, h, row, w, column, C) → (B, h, w, column, row, C): Swin concatenates a patch column by column.
+    return x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 
 def _unmerge_patches(merged: Tensor, height: int, width: int) -> Tensor:
