@@ -26,11 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.kernels import Kernel, apply_kernel
-from inline.ops.symint import is_symbolic
+from inline.ops.products import batched_product, uses_onednn_in_batches
+from inline.ops.symint import is_symbolic, is_tracing
 from inline.ops.tokens import (
     HALF_DTYPES,
     count_keys,
     count_keys_exact,
+    full_precision,
     inverse_sqrt_count,
     is_autocast,
     no_autocast,
@@ -61,7 +63,20 @@ def inline_attention(
     Returns:
         (B, heads, M, e).
     """
-    scale = _default_scale(q, scale)
+    op = _attend_in_full_precision if _is_faster_in_float32(q) else _attend
+    return op(q, k, v, kernel, _default_scale(q, scale), key_mask)
+
+
+def _is_faster_in_float32(q: Tensor) -> bool:
+    """Return whether conversions for autocast take longer than they save: in inference on a CPU.
+
+    The products of each head are small. In training, tensors in float32 would need more memory.
+    """
+    return q.device.type == 'cpu' and is_autocast(q.device) and not (torch.is_grad_enabled() or is_tracing())
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, scale: float, key_mask: Tensor | None) -> Tensor:
+    """Compute :func:`inline_attention`."""
     phi_q, phi_k = apply_kernel(kernel, q), apply_kernel(kernel, k, key_mask)
     if key_mask is not None:
         key_mask = key_mask.repeat_interleave(q.shape[1], dim=0)
@@ -70,6 +85,9 @@ def inline_attention(
     cov, _, v_mean = covariance(flat_k, zero_masked(flat_v, key_mask), scale, key_mask)
     out = torch.baddbmm(v_mean.to(v.dtype), flat_q, cov.to(flat_q.dtype))
     return out.view(*q.shape[:2], *out.shape[1:])
+
+
+_attend_in_full_precision = full_precision(_attend)
 
 
 def inline_attention_naive(
@@ -128,6 +146,8 @@ def inline_attention_from_tokens(
     Returns:
         (B, N, c).
     """
+    # Under autocast the values have half precision: the tokens are converted once instead of in each product.
+    x = x.to(v.dtype)
     batch, _, channels = x.shape
     heads, dim = num_heads, v.shape[-1] // num_heads
     # The transpose of S, so that its rows are in the order of heads and none of the small matrices is copied
@@ -144,7 +164,7 @@ def inline_attention_from_tokens(
         if b_q is not None:
             shift = torch.bmm(head_cov, b_q.to(cov.dtype).view(heads, dim, 1))
             row = row + shift.view(heads, batch, dim).transpose(0, 1).reshape(batch, 1, -1)
-    return torch.baddbmm(row.to(v.dtype), x, mix.to(x.dtype).transpose(1, 2))
+    return batched_product(x, mix.to(x.dtype), row.to(v.dtype))
 
 
 def inline_attention_from_tokens_naive(
@@ -181,22 +201,26 @@ def covariance(
         # Subtracts the means from the small product instead of the tokens, which avoids a copy of them.
         count = k.shape[1]
         k_mean, v_mean = k.mean(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
-        outer = k_mean.transpose(1, 2) * v_mean
-        if is_symbolic(count):
-            # AOTInductor does not support symbolic alpha and beta.
-            return torch.bmm(k.transpose(1, 2), v) * (scale / count) - scale * outer, k_mean, v_mean
-        # baddbmm applies alpha and beta for free.
-        cov = torch.baddbmm(outer, k.transpose(1, 2), v, beta=-scale, alpha=scale / count)
+        outer, rows, columns = k_mean.transpose(1, 2) * v_mean, k.transpose(1, 2), v.transpose(1, 2)
+        if is_symbolic(count) or uses_onednn_in_batches(rows, columns):
+            # AOTInductor does not support symbolic alpha and beta, and oneDNN's product has none.
+            cov = torch.sub(batched_product(rows, columns) * (scale / count), outer, alpha=scale)
+        else:
+            # baddbmm applies alpha and beta for free.
+            cov = torch.baddbmm(outer, rows, v, beta=-scale, alpha=scale / count)
         return cov, k_mean, v_mean
     # In half precision and TF32 a small difference of large products would be lost to rounding, so both
     # sides are centred first; the rounding error of the means then enters only as a product of two errors.
-    # Splitting 1/N between both sides keeps the sum within the range of float16.
     dtype = torch.promote_types(k.dtype, torch.float32)
     num_keys = count_keys_exact(k, key_mask)
     k_mean, v_mean = (t.sum(dim=1, keepdim=True, dtype=dtype) / num_keys for t in (k, v))
-    root = inverse_sqrt_count(k, key_mask)
-    k, v = ((t - mean.to(t.dtype)) * root for t, mean in ((k, k_mean), (v, v_mean)))
-    cov = (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * scale
+    factor: float | Tensor = scale / num_keys
+    k, v = (t - mean.to(t.dtype) for t, mean in ((k, k_mean), (v, v_mean)))
+    if not k.dtype == v.dtype == torch.bfloat16:
+        # Splitting 1/N between both sides keeps the sum within the range of float16.
+        root, factor = inverse_sqrt_count(k, key_mask), scale
+        k, v = k * root, v * root
+    cov = (zero_masked(k, key_mask).transpose(1, 2) @ v).to(dtype) * factor
     return cov, k_mean, v_mean
 
 

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from inline.models.block import Mlp
 from inline.models.layers import linear, linear_gelu
-from inline.models.layers.fused_linear import HAS_BFLOAT16, HAS_ONEDNN, ONEDNN_FROM
+from inline.models.layers.fused_linear import ONEDNN_FROM
+from inline.ops.products import HAS_BFLOAT16, HAS_ONEDNN
 from tests.models.families import build
 
 OPERATOR = 'mkldnn::_linear_pointwise'
@@ -71,18 +72,21 @@ def test_onednn_is_used_for_inference_in_float32(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize('gelu', [False, True])
 @pytest.mark.parametrize('bias', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_gelu_in_bfloat16(dtype: torch.dtype, bias: bool) -> None:
+def test_inference_in_bfloat16(dtype: torch.dtype, bias: bool, gelu: bool) -> None:
     """Under autocast, for inputs in float32 and bfloat16, and with weights in bfloat16."""
     layer, x = make_layer(bias), INPUTS['tokens'].to(dtype)
-    expected = F.gelu(F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None))
+    call = linear_gelu if gelu else linear
+    expected = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    expected = F.gelu(expected) if gelu else expected
 
     def check(model: nn.Linear) -> None:
-        found = linear_gelu(model, x)
+        found = call(model, x)
         assert found.dtype == torch.bfloat16
         assert (found.double() - expected).norm() < 1e-2 * expected.norm()
-        assert uses_onednn(lambda: linear_gelu(model, x)) == HAS_BFLOAT16
+        assert uses_onednn(lambda: call(model, x)) == HAS_BFLOAT16
 
     with torch.no_grad():
         with torch.autocast('cpu', torch.bfloat16):
@@ -90,7 +94,7 @@ def test_gelu_in_bfloat16(dtype: torch.dtype, bias: bool) -> None:
         if dtype == torch.bfloat16:
             check(layer.bfloat16())
     with torch.autocast('cpu', torch.bfloat16):
-        assert not uses_onednn(lambda: linear_gelu(make_layer(bias), x))
+        assert not uses_onednn(lambda: call(make_layer(bias), x))
 
 
 def test_onednn_is_used_for_training_in_float32() -> None:

@@ -8,7 +8,7 @@ import torch
 from inline.models.block import Block
 from inline.models.mixers import MIXERS, build_mixer
 from inline.models.mixers.inline import AFFINE_RELU
-from inline.ops import KERNELS
+from inline.ops import KERNELS, inline_attention, inline_attention_naive
 from tests.models.families import FAMILIES, build
 
 
@@ -27,6 +27,21 @@ def test_large_image_is_finite_and_accurate(family: str, dtype: torch.dtype) -> 
     for ours, reference in zip(found, expected, strict=True):
         assert ours.isfinite().all()
         assert (ours.float() - reference).norm() < 1e-2 * reference.norm()
+
+
+def test_attention_of_each_head_is_in_float32_under_autocast_on_a_cpu() -> None:
+    """Only in inference: as accurate as its inputs, and a result in their type."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 100, 16, dtype=torch.bfloat16) + 3 for _ in range(3))
+    key_mask = torch.rand(2, 100) < 0.7
+    exact = inline_attention_naive(q.double(), k.double(), v.double(), key_mask=key_mask)
+    with torch.autocast('cpu', torch.bfloat16):
+        with torch.no_grad():
+            found = inline_attention(q, k, v, key_mask=key_mask)
+        trained = inline_attention(q, k, v, key_mask=key_mask)
+    assert found.dtype == trained.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=0.01, atol=1e-4)
+    assert (found - exact).norm() < (trained - exact).norm() < 0.02 * exact.norm()
 
 
 def test_residual_stream_keeps_float32_under_autocast() -> None:

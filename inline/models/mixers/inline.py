@@ -36,7 +36,7 @@ from inline.ops import (
     local_residual,
 )
 from inline.ops.symint import size_hint
-from inline.ops.tokens import masked_mean
+from inline.ops.tokens import masked_mean, no_autocast
 from inline.utils.arguments import check_choice
 
 AFFINE_RELU = 'affine_relu'
@@ -177,7 +177,10 @@ class ResidualKernel(nn.Module):
             return self.fc2(F.gelu(self.fc1(mean_token.unsqueeze(-1)))).view(*mean_token.shape, 9)
         groups = self.fc1.groups
         x = mean_token.view(-1, groups, mean_token.shape[1] // groups).transpose(0, 1)
-        kernels = _grouped_linear(self.fc2, F.gelu(_grouped_linear(self.fc1, x)))
+        # Autocast would convert all weights for the product with a single token.
+        with no_autocast(x.device):
+            x = x.to(self.fc1.weight.dtype)
+            kernels = _grouped_linear(self.fc2, F.gelu(_grouped_linear(self.fc1, x)))
         return kernels.transpose(0, 1).reshape(*mean_token.shape, 9)
 
 
