@@ -58,6 +58,8 @@ COLUMNS = ('model', 'size', 'runtime', 'threads', 'speedup', 'spread', 'ms', 'ea
            'note', 'repetitions', 'batch', 'commit', 'hardware', 'versions', 'date')  # fmt: skip
 # Large images get fewer repetitions, but not fewer than this.
 _MIN_REPETITIONS = 5
+# Before each timed call, for the threads of the other runtime to fall asleep.
+_PAUSE_SECONDS = 0.02
 # Calibration of the int8 files: it affects the accuracy, not the time.
 _CALIBRATION_IMAGES = 4
 _EXPORT = 'export'
@@ -210,7 +212,9 @@ def measure(job: Job) -> dict[str, Any]:
     run(image)
     pair = time.perf_counter() - start
     repetitions = max(_MIN_REPETITIONS, min(job.repetitions, int(job.seconds / pair)))
-    timings = interleave({'eager': eager, 'runtime': lambda: run(image)}, repetitions, CPU)
+    timings = interleave(
+        {'eager': eager, 'runtime': lambda: run(image)}, repetitions, CPU, pause=_PAUSE_SECONDS
+    )
     speedups = timings['runtime'].speedups(timings['eager'])
     return {
         **row,

@@ -60,6 +60,7 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     *,
     warm_up: int = 1,
+    pause: float = 0.0,
     cuda_events: bool = False,
 ) -> dict[str, Timing]:
     """Time several functions alternately: other load on the machine then affects all of them alike.
@@ -74,6 +75,8 @@ def interleave(
         clock: ``time.process_time`` excludes the time of other processes on a busy machine; use it only
             with one thread.
         warm_up: Number of calls of each function before.
+        pause: Seconds to sleep before each timed call. The threads of a library wait actively for some
+            milliseconds after its work, and would take time from another library.
         cuda_events: Measure between events on the GPU instead of with the clock.
     """
     names = list(runs)
@@ -88,6 +91,8 @@ def interleave(
             if cuda_events:
                 seconds[name].append(_seconds_between_events(runs[name]))
                 continue
+            if pause:
+                time.sleep(pause)
             start = clock()
             runs[name]()
             _synchronize(device)

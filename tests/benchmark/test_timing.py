@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -21,6 +22,23 @@ def test_runs_are_interleaved_in_random_order() -> None:
     assert len(set(map(tuple, rounds[1:]))) > 1
     assert list(timings) == ['a', 'b', 'c']
     assert all(len(timing.seconds) == 6 for timing in timings.values())
+
+
+def test_pauses_are_before_each_timed_call_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, log = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        log.append('pause')
+
+    def run() -> None:
+        now[0] += 1
+        log.append('run')
+
+    monkeypatch.setattr(time, 'sleep', sleep)
+    timing = interleave({'a': run}, 2, CPU, clock=lambda: now[0], pause=5)['a']
+    assert log == ['run', 'pause', 'run', 'pause', 'run']
+    assert timing.seconds == (1, 1)
 
 
 def test_runs_are_timed_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
