@@ -1,5 +1,7 @@
 """The transformer block that all families share: token mixer, MLP, stochastic depth."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from inline.models.layers import (
     returns_new_tensor,
 )
 from inline.models.mixers import AttentionMixer
+from inline.ops.products import onednn_product, uses_onednn
 from inline.ops.tokens import allows_inplace
 from inline.utils.errors import UserError
 
@@ -78,22 +81,51 @@ class Mlp(nn.Module):
     @returns_new_tensor
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) to the same shape."""
-        if not self._use_chunks(x):
-            return linear(self.fc2, linear_gelu(self.fc1, x))
-        chunks = x.flatten(0, 1).split(max(CHUNK_SIZE // self.fc1.out_features, 1))
-        return torch.cat([linear(self.fc2, linear_gelu(self.fc1, rows)) for rows in chunks]).view_as(x)
+        if torch.is_grad_enabled() or x.device.type != 'cpu' or not self._is_plain():
+            return self._run(x)
+        if torch.compiler.is_compiling() and uses_onednn(x, self.fc1.weight):
+            out: Tensor = torch.ops.inline.mlp(
+                x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+            )
+            return out
+        return _in_chunks(self._run, x, self.fc1.out_features) if allows_inplace() else self._run(x)
 
-    def _use_chunks(self, x: Tensor) -> bool:
-        """Return whether the hidden layer would not fit the cache of a CPU.
+    def _run(self, x: Tensor) -> Tensor:
+        return linear(self.fc2, linear_gelu(self.fc1, x))
 
-        Only for inference: the backward pass needs the whole hidden layer anyway. Not if a hook on one of
-        the layers would see the chunks.
-        """
-        if not allows_inplace() or x.device.type != 'cpu':
-            return False
-        if x.shape[:-1].numel() * self.fc1.out_features <= CHUNK_ABOVE:
-            return False
+    def _is_plain(self) -> bool:
+        """Return whether no hook on one of the layers would see chunks of its output."""
         return is_plain(self.fc1, nn.Linear) and is_plain(self.fc2, nn.Linear)
+
+
+def _in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, hidden_dim: int) -> Tensor:
+    """Run an MLP on x (B, N, C), in chunks of rows if its hidden layer would not fit the cache of a CPU.
+
+    Only for inference: the backward pass needs the whole hidden layer anyway.
+    """
+    if x.shape[:-1].numel() * hidden_dim <= CHUNK_ABOVE:
+        return run(x)
+    chunks = x.flatten(0, 1).split(max(CHUNK_SIZE // hidden_dim, 1))
+    return torch.cat([run(rows) for rows in chunks]).view_as(x)
+
+
+# In compiled programs an MLP is one operator, which decides on chunks when it runs.
+torch.library.define(
+    'inline::mlp', '(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2) -> Tensor'
+)
+
+
+@torch.library.impl('inline::mlp', 'cpu')
+def _(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> Tensor:
+    def run(rows: Tensor) -> Tensor:
+        return onednn_product(onednn_product(rows, weight1, bias1, gelu=True), weight2, bias2, gelu=False)
+
+    return _in_chunks(run, x, len(weight1))
+
+
+@torch.library.register_fake('inline::mlp')
+def _(x: Tensor, *_: Tensor | None) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 class DropPath(nn.Module):

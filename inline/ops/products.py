@@ -76,7 +76,7 @@ def uses_bfloat16(x: Tensor, weight: Tensor) -> bool:
 def uses_onednn_in_batches(x: Tensor, weight: Tensor) -> bool:
     """Return whether :func:`batched_product` calls oneDNN, for matrices large enough for a call of each."""
     sizes = [*x.shape[1:], weight.shape[1]]
-    if torch.compiler.is_compiling() or not isinstance(sizes[0], int):
+    if torch.compiler.is_compiling() or not all(isinstance(size, int) for size in sizes):
         sizes = [size_hint(size) for size in sizes]
     if sorted(sizes)[1] < BATCHED_FROM_CHANNELS or math.prod(sizes) < BATCHED_FROM_PRODUCTS:
         return False

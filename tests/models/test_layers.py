@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from inline.models import block as block_module
 from inline.models.block import DropPath, Mlp, drop_path_rates
 from inline.models.layers import PatchEmbed
+from inline.ops.products import HAS_ONEDNN
 
 
 def test_drop_path_preserves_the_mean_and_drops_images() -> None:
@@ -47,3 +49,34 @@ def test_chunked_mlp_matches_unchunked(limit: int, monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         torch.testing.assert_close(mlp(x), expected, rtol=1e-12, atol=1e-12)
     assert calls == {0: [3, 3, 3, 3, 1], 40: [5, 5, 3], 10**9: [13]}[limit]
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_compiled_mlp_is_chunked_by_the_size_of_each_call(
+    bias: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 tokens at once, and 32 in chunks of 12, in float32; one operator for oneDNN."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    mlp = Mlp(4, 8)
+    if not bias:
+        mlp.fc1.bias = mlp.fc2.bias = None
+    monkeypatch.setattr(block_module, 'CHUNK_ABOVE', 128)
+    monkeypatch.setattr(block_module, 'CHUNK_SIZE', 96)
+    compiled = torch.compile(mlp, fullgraph=True, dynamic=dynamic, backend='aot_eager')
+    with torch.no_grad():
+        for batch, count in ((1, 16), (2, 16)):
+            x = torch.randn(batch, count, 4)
+            with profile(activities=[ProfilerActivity.CPU]) as trace:
+                found = compiled(x)
+            products = [event for event in trace.events() if event.name == 'mkldnn::_linear_pointwise']
+            assert len(products) == HAS_ONEDNN * 2 * (1 if batch == 1 else 3)
+            torch.testing.assert_close(found, mlp.double()(x.double()).float())
+            mlp.float()
+
+
+def test_the_operator_of_an_mlp_is_valid() -> None:
+    x, weight1, weight2 = torch.randn(2, 3, 4), torch.randn(8, 4), torch.randn(4, 8)
+    for biases in ((torch.randn(8), torch.randn(4)), (None, None)):
+        torch.library.opcheck(torch.ops.inline.mlp, (x, weight1, biases[0], weight2, biases[1]))
