@@ -24,6 +24,7 @@ from inline.ops.inline_attention import (
     inline_attention_from_tokens,
     inline_attention_from_tokens_naive,
     inline_attention_naive,
+    inline_attention_of_image,
     inline_attention_weights,
 )
 from inline.ops.kernels import KERNELS, Kernel, apply_kernel
@@ -72,6 +73,7 @@ __all__ = [
     'inline_attention_from_tokens',
     'inline_attention_from_tokens_naive',
     'inline_attention_naive',
+    'inline_attention_of_image',
     'inline_attention_weights',
     'linear_attention',
     'linear_attention_naive',

@@ -90,6 +90,28 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, scale: float, key_m
 _attend_in_full_precision = full_precision(_attend)
 
 
+def inline_attention_of_image(qkv: Tensor, num_heads: int) -> Tensor:
+    """Compute InLine attention with the identity kernel for one image, without copies of the heads.
+
+    The reference is :func:`inline_attention` of the heads.
+
+    Args:
+        qkv: Queries, keys and values next to each other, as one linear layer returns them, (1, N, 3·C).
+        num_heads: Number of heads.
+
+    Returns:
+        (1, N, C).
+    """
+    _, count, width = qkv.shape
+    q, k, v = qkv.reshape(count, 3 * num_heads, -1).transpose(0, 1).chunk(3)
+    _, k_mean, v_mean = qkv.mean(dim=1).view(3 * num_heads, 1, -1).chunk(3)
+    scale = _default_scale(q, None)
+    cov = torch.baddbmm(
+        k_mean.transpose(1, 2) * v_mean, k.transpose(1, 2), v, beta=-scale, alpha=scale / count
+    )
+    return torch.baddbmm(v_mean, q, cov).transpose(0, 1).reshape(1, count, width // 3)
+
+
 def inline_attention_naive(
     q: Tensor,
     k: Tensor,
@@ -197,7 +219,7 @@ def covariance(
         scale: s.
         key_mask: (B, N), True for the tokens to include; None for all.
     """
-    if key_mask is None and not _rounds_operands(k, v):
+    if key_mask is None and not rounds_operands(k, v):
         # Subtracts the means from the small product instead of the tokens, which avoids a copy of them.
         count = k.shape[1]
         k_mean, v_mean = k.mean(dim=1, keepdim=True), v.mean(dim=1, keepdim=True)
@@ -224,11 +246,12 @@ def covariance(
     return cov, k_mean, v_mean
 
 
-def _rounds_operands(k: Tensor, v: Tensor) -> bool:
-    """Return whether the product of these tensors has operands of fewer bits than float32."""
-    if is_autocast(k.device) or k.dtype in HALF_DTYPES or v.dtype in HALF_DTYPES:
+def rounds_operands(*tensors: Tensor) -> bool:
+    """Return whether products of these tensors have operands of fewer bits than float32."""
+    device = tensors[0].device
+    if is_autocast(device) or any(t.dtype in HALF_DTYPES for t in tensors):
         return True
-    return k.dtype == torch.float32 and rounds_products(k.device)
+    return tensors[0].dtype == torch.float32 and rounds_products(device)
 
 
 def _default_scale(q: Tensor, scale: float | None) -> float:

@@ -26,6 +26,8 @@ EPSILON = 1e-6
 
 def apply_kernel(kernel: Kernel, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """Return φ(x) for x (B, …, N, d), zero where key_mask (B, N) is False."""
+    if kernel == 'identity' and key_mask is None:
+        return x
     if isinstance(kernel, str):
         check_choice('unknown kernel', kernel, KERNELS)
         kernel = KERNELS[kernel]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inline.ops.backend import uses_triton
-from inline.ops.symint import is_symbolic, statically_true
+from inline.ops.symint import is_symbolic, is_tracing, statically_true
 from inline.ops.tokens import count_prefix, zero_masked
 
 
@@ -48,12 +48,13 @@ def local_residual(
     prefix = count_prefix(v.shape[1], hw)
     batch, _, channels = v.shape
     tokens = zero_masked(v, key_mask)[:, prefix:]
-    if compiles_any_size(tokens):
-        return depthwise_convolution(tokens, weight, hw, bias)
-    if is_symbolic(batch):
-        # ONNX does not support a symbolic number of convolution groups.
-        return _shifted_sum(tokens, weight, hw, bias)
-    if v.device.type == 'cpu':
+    if is_tracing() or isinstance(batch, torch.SymInt):
+        if compiles_any_size(tokens):
+            return depthwise_convolution(tokens, weight, hw, bias)
+        if is_symbolic(batch):
+            # ONNX does not support a symbolic number of convolution groups.
+            return _shifted_sum(tokens, weight, hw, bias)
+    if v.is_cpu:
         return _depthwise_cpu(tokens, weight, bias, *hw)
     # Folding the batch into the channels turns the per-image kernels into one grouped convolution.
     kernels = weight.reshape(batch * channels, 1, 3, 3)
@@ -99,9 +100,9 @@ torch.library.define(
 
 def _depthwise_cpu(tokens: Tensor, weight: Tensor, bias: Tensor | None, height: int, width: int) -> Tensor:
     maps, kernels, padding = _to_maps(tokens, weight, height, width)
-    if bias is not None and len(weight) > 1:
-        bias = bias.repeat(len(weight))
-    out = F.conv2d(maps, kernels, bias, padding=padding, groups=len(kernels))
+    if bias is not None and weight.shape[0] > 1:
+        bias = bias.repeat(weight.shape[0])
+    out = F.conv2d(maps, kernels, bias, padding=padding, groups=kernels.shape[0])
     return _to_tokens(out, tokens.shape[0], height)
 
 
@@ -136,9 +137,9 @@ def _to_maps(tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[T
     Maps are (B, C, H, W) if all images share their kernels; kernels of each image become those of one image
     with B·C channels. Tokens are already in channels-last layout, which is the fastest for oneDNN.
     """
-    side = math.isqrt(weight.shape[2])
-    images = tokens.shape[0] // len(weight)
-    maps = (tokens if len(weight) == 1 else tokens.transpose(0, 1)).reshape(images, height, width, -1)
+    side, sets = math.isqrt(weight.shape[2]), weight.shape[0]
+    images = tokens.shape[0] // sets
+    maps = (tokens if sets == 1 else tokens.transpose(0, 1)).reshape(images, height, width, -1)
     if statically_true(height < side):
         # oneDNN's backward pass is up to 100 times as slow on maps with fewer rows than the kernel.
         maps = F.pad(maps, (0, 0, 0, 0, 0, side - height))
@@ -148,7 +149,7 @@ def _to_maps(tokens: Tensor, weight: Tensor, height: int, width: int) -> tuple[T
 def _to_tokens(maps: Tensor, batch: int, height: int) -> Tensor:
     """Return the tokens (B, H·W, C) of maps of :func:`_to_maps`, without the padding."""
     rows = maps.permute(0, 2, 3, 1)[:, :height]
-    if len(maps) == batch:
+    if maps.shape[0] == batch:
         return rows.flatten(1, 2).contiguous()
     return rows.reshape(-1, batch, maps.shape[1] // batch).transpose(0, 1)
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inline.ops.symint import size_hint
-from inline.ops.tokens import is_autocast, is_transforming
+from inline.ops.tokens import is_autocast, is_eager
 
 # Whether torch has the operator; only x86 processors were timed.
 HAS_ONEDNN = (
@@ -58,7 +58,7 @@ def batched_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN's kernel for float32 applies."""
-    return x.dtype == weight.dtype == torch.float32 and not is_autocast(x.device) and _is_plain_cpu(x, weight)
+    return x.dtype is weight.dtype is torch.float32 and _is_plain_cpu(x, weight) and not is_autocast(x.device)
 
 
 def uses_bfloat16(x: Tensor, weight: Tensor) -> bool:
@@ -75,21 +75,19 @@ def uses_bfloat16(x: Tensor, weight: Tensor) -> bool:
 
 def uses_onednn_in_batches(x: Tensor, weight: Tensor) -> bool:
     """Return whether :func:`batched_product` calls oneDNN, for matrices large enough for a call of each."""
-    sizes = [*x.shape[1:], weight.shape[1]]
-    if torch.compiler.is_compiling() or not all(isinstance(size, int) for size in sizes):
-        sizes = [size_hint(size) for size in sizes]
-    if sorted(sizes)[1] < BATCHED_FROM_CHANNELS or math.prod(sizes) < BATCHED_FROM_PRODUCTS:
+    sizes = sorted([size_hint(size) for size in (*x.shape[1:], weight.shape[1])])
+    if sizes[1] < BATCHED_FROM_CHANNELS or math.prod(sizes) < BATCHED_FROM_PRODUCTS:
         return False
     return uses_onednn(x, weight)
 
 
 def _is_plain_cpu(x: Tensor, weight: Tensor) -> bool:
     """Return whether plain tensors on a CPU are multiplied, without an exporter or observer of operators."""
-    if type(x) is not Tensor or x.device.type != 'cpu' or weight.device.type != 'cpu' or not HAS_ONEDNN:
+    if not (x.is_cpu and weight.is_cpu and HAS_ONEDNN and type(x) is Tensor):
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
-    if torch.jit.is_tracing() or is_transforming() or forward_ad._current_level >= 0 or not x.numel():
+    if not is_eager() or forward_ad._current_level >= 0 or not x.numel():
         return False
     # FLOP counters and other dispatch modes know PyTorch's operators only.
     return torch._C._get_mkldnn_enabled() and not is_in_torch_dispatch_mode()

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from inline.ops.symint import is_tracing, statically_true
 
@@ -54,12 +55,17 @@ def allows_inplace() -> bool:
     the sizes of the example; and under transforms of torch.func, where a result may have no axis of models
     or samples yet and what is added to it has one.
     """
-    return not (torch.is_grad_enabled() or is_tracing() or is_transforming())
+    return not torch.is_grad_enabled() and is_eager()
+
+
+def is_eager() -> bool:
+    """Return whether operators run as they are called: without a tracer or a transform of torch.func."""
+    return not is_tracing() and peek_interpreter_stack() is None
 
 
 def is_transforming() -> bool:
     """Return whether a transform of torch.func such as vmap or grad is active, outside a tracer."""
-    return not is_tracing() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not is_tracing() and peek_interpreter_stack() is not None
 
 
 def position_indices(length: int, like: Tensor) -> Tensor:

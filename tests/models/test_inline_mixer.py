@@ -1,5 +1,6 @@
 """The InLine mixer on both code paths: with queries and keys, and from the tokens where they are many."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inline.models.mixers import InLineMixer
+from inline.models.mixers import AttentionInputs, InLineMixer
 from inline.ops import inline_attention_naive, local_residual_naive
 
 HW = (6, 12)
@@ -109,6 +110,101 @@ def test_instance_level_attend_is_used() -> None:
     mixer, x = make(residual=False), tokens()
     with mock.patch.object(mixer, 'attend', lambda inputs: torch.zeros_like(inputs.v)):
         torch.testing.assert_close(mixer(x, HW), mixer.proj.bias.expand_as(x))
+
+
+SMALL = (2, 4)
+
+
+@pytest.mark.parametrize('prefix', [0, 1])
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_single_image_of_few_tokens_matches_the_naive_ops(bias: bool, prefix: int) -> None:
+    mixer, x = make(qkv_bias=bias), tokens(SMALL, prefix)[:1]
+    with torch.no_grad(), mock.patch.object(mixer, 'attend', wraps=mixer.attend) as general:
+        expected = mixer(x, SMALL)
+        assert general.called
+    with torch.no_grad(), mock.patch.object(InLineMixer, 'attend') as general:
+        out = mixer(x, SMALL)
+        assert not general.called
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(out, naive_forward(mixer, x, SMALL), rtol=1e-10, atol=1e-12)
+
+
+class Negated(InLineMixer):
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        return -super().attend(inputs)
+
+
+GENERAL: dict[str, Callable[[], tuple[InLineMixer, Tensor]]] = {
+    'several images': lambda: (make(), tokens(SMALL)),
+    'many tokens': lambda: (make(), tokens()[:1]),
+    'windows': lambda: (make(window_size=2), tokens(SMALL)[:1]),
+    'stripes': lambda: (make(split_size=1), tokens(SMALL)[:1]),
+    'position term': lambda: (make(lepe=True), tokens(SMALL)[:1]),
+    'no residual': lambda: (make(residual=False), tokens(SMALL)[:1]),
+    'mean before the norm': lambda: (make(mean_before_norm=True), tokens(SMALL)[:1]),
+    'relu': lambda: (make(kernel='relu'), tokens(SMALL)[:1]),
+    'division': lambda: (make(kernel='elu', injective=False), tokens(SMALL)[:1]),
+    'bfloat16': lambda: (make().bfloat16(), tokens(SMALL)[:1].bfloat16()),
+}
+
+
+@pytest.mark.parametrize('kind', GENERAL)
+def test_other_inputs_do_not_take_the_path_of_a_single_image(kind: str) -> None:
+    mixer, x = GENERAL[kind]()
+    hw = HW if kind == 'many tokens' else SMALL
+    with torch.no_grad(), mock.patch.object(InLineMixer, 'attend', autospec=True) as general:
+        general.side_effect = lambda _, inputs: inputs.v.clone()
+        mixer(x, hw, x)
+    assert general.called
+
+
+@pytest.fixture
+def restored_precision() -> Iterator[None]:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    yield
+    matmul.fp32_precision = before
+
+
+@pytest.mark.usefixtures('restored_precision')
+def test_gradients_autocast_and_rounded_products_do_not_take_the_path_of_a_single_image() -> None:
+    mixer, x = make().float(), tokens(SMALL)[:1].float()
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    with mock.patch.object(mixer, '_forward_image', wraps=mixer._forward_image) as of_image:
+        mixer(x, SMALL)
+        with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+            mixer(x, SMALL)
+        with torch.no_grad():
+            torch.func.vmap(mixer, in_dims=(0, None))(x[None], SMALL)
+        assert not of_image.called
+        with torch.no_grad():
+            mixer(x, SMALL)
+            assert of_image.call_count == 1
+            matmul.fp32_precision = 'bf16'
+            mixer(x, SMALL)
+        assert of_image.call_count == 1
+
+
+def test_a_mixer_of_a_user_keeps_its_attend() -> None:
+    torch.manual_seed(0)
+    ours, negated = make(), Negated(8, 2).double()
+    negated.load_state_dict(ours.state_dict())
+    x = tokens(SMALL)[:1]
+    with torch.no_grad():
+        assert not torch.allclose(ours(x, SMALL), negated(x, SMALL))
+
+
+def test_changed_layers_of_a_single_image_are_called() -> None:
+    """Hooks of all layers run, with the outputs that training would give them."""
+    mixer, x = make(), tokens(SMALL)[:1]
+    for name, layer in mixer.named_modules():
+        if not name:
+            continue
+        handle = layer.register_forward_hook(lambda _module, _args, out: 2 * out)
+        expected = mixer(x, SMALL)
+        with torch.no_grad():
+            torch.testing.assert_close(mixer(x, SMALL), expected, rtol=1e-10, atol=1e-12, msg=name)
+        handle.remove()
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])

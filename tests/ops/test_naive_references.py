@@ -13,6 +13,7 @@ from inline.ops import (
     inline_attention_from_tokens,
     inline_attention_from_tokens_naive,
     inline_attention_naive,
+    inline_attention_of_image,
     linear_attention,
     linear_attention_naive,
     local_residual,
@@ -98,6 +99,18 @@ def test_inline_attention_from_tokens(
         lambda *inputs: inline_attention_from_tokens_naive(*inputs, num_heads=heads),
         [x, v, w_q, w_k, *bias],
     )
+
+
+@pytest.mark.parametrize(('tokens', 'heads'), [(1, 1), (5, 1), (12, 3)])
+def test_inline_attention_of_image(tokens: int, heads: int) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(1, tokens, 3 * 6, dtype=torch.float64) + 3
+
+    def naive(qkv: Tensor) -> Tensor:
+        split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
+        return inline_attention_naive(*split).transpose(1, 2).flatten(2)
+
+    assert_matches_reference(lambda qkv: inline_attention_of_image(qkv, heads), naive, [qkv])
 
 
 def test_key_bias_has_no_effect() -> None:

@@ -195,7 +195,7 @@ class AttentionMixer(nn.Module, ABC):
         for i, windows in enumerate(partitions):
             channels = slice(i * width, (i + 1) * width)
             yield AttentionInputs(
-                v=windows.partition(v[..., channels]),
+                v=windows.partition(take_channels(v, channels)),
                 make_qk=partial(_partition_qk, make_qk, windows, channels),
                 num_heads=self.weight_heads // len(partitions),
                 windows=windows,
@@ -263,9 +263,15 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def take_channels(x: Tensor, channels: slice, dim: int = -1) -> Tensor:
+    """Return the slice of a dimension of x; x itself if that is all, which saves the time of an operator."""
+    width = channels.stop - channels.start
+    return x if x.shape[dim] == width else x.narrow(dim, channels.start, width)
+
+
 def _partition_qk(make_qk: MakeQK, windows: WindowPartition, channels: slice) -> tuple[Tensor, Tensor]:
     q, k = make_qk()
-    return windows.partition(q[..., channels]), windows.partition(k[..., channels])
+    return windows.partition(take_channels(q, channels)), windows.partition(take_channels(k, channels))
 
 
 def _check_windows(window_size: int | None, split_size: int | None, num_heads: int) -> None:

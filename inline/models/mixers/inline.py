@@ -24,22 +24,27 @@ from inline.models.mixers.base import (
     MakeQK,
     MixerOptions,
     merge_heads,
+    take_channels,
 )
 from inline.models.mixers.registry import register_mixer
 from inline.ops import (
     KERNELS,
     inline_attention,
     inline_attention_from_tokens,
+    inline_attention_of_image,
     inline_attention_weights,
     linear_attention,
     linear_attention_weights,
     local_residual,
 )
+from inline.ops.inline_attention import rounds_operands
 from inline.ops.symint import size_hint
-from inline.ops.tokens import masked_mean, no_autocast
+from inline.ops.tokens import allows_inplace, is_autocast, masked_mean, no_autocast
 from inline.utils.arguments import check_choice
 
 AFFINE_RELU = 'affine_relu'
+# Methods that `_forward_image` bypasses; analysis replaces some of them on an instance.
+_BYPASSED = {'attend', 'local', 'local_terms', 'partition_inputs', 'project', 'window_partitions'}
 
 
 @register_mixer('InLine')
@@ -77,8 +82,49 @@ class InLineMixer(AttentionMixer):
         self.normalization = 'subtraction' if injective else 'division'
         self.residual = ResidualKernel(dim, num_heads) if residual else None
         self.needs_prenorm_input = residual and mean_before_norm
+        # Whether nothing but attention over the whole map and the local residual is computed.
+        self._is_simple = (
+            type(self) is InLineMixer
+            and kernel == 'identity'
+            and injective
+            and residual
+            and not mean_before_norm
+            and self.window_size is None
+            and self.split_size is None
+            and self.lepe is None
+        )
         # An integer, because torch.compile(dynamic=True) does not treat float attributes as constants.
         self.min_tokens: float = math.ceil(self.tokens_per_channel * dim)
+
+    @returns_new_tensor
+    def forward(self, x: Tensor, hw: tuple[int, int], prenorm_x: Tensor | None = None) -> Tensor:
+        if self._is_simple and self._takes_single_image(x):
+            return self._forward_image(x, hw)
+        return super().forward(x, hw, prenorm_x)
+
+    def _takes_single_image(self, x: Tensor) -> bool:
+        """Return whether :meth:`_forward_image` applies: inference on a CPU, one image with few tokens."""
+        return (
+            allows_inplace()
+            and x.is_cpu
+            and x.shape[0] == 1
+            and x.shape[1] < self.min_tokens
+            and not rounds_operands(x)
+            and _BYPASSED.isdisjoint(vars(self))
+        )
+
+    def _forward_image(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Compute :meth:`forward` for one image, with attention over its whole map.
+
+        The products of few tokens are so fast that the preparation for windows, masks and several images
+        would take as long: DeiT-T at 224×224 is 1.1 times as fast.
+        """
+        assert self.residual is not None
+        qkv = linear(self.qkv, x)
+        out = inline_attention_of_image(qkv, self.num_heads)
+        local = local_residual(qkv[..., 2 * x.shape[2] :], self.residual(x.mean(dim=1)), hw)
+        out[:, x.shape[1] - local.shape[1] :].add_(local)
+        return linear(self.proj, out)
 
     def project(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, MakeQK]:
         if not self._skips_qk(self.window_partitions(x, hw)[0]):
@@ -94,8 +140,8 @@ class InLineMixer(AttentionMixer):
             return inline_attention_from_tokens(
                 inputs.tokens,
                 inputs.v,
-                w_q[inputs.channels],
-                w_k[inputs.channels],
+                take_channels(w_q, inputs.channels, 0),
+                take_channels(w_k, inputs.channels, 0),
                 None if self.qkv.bias is None else self.qkv.bias[inputs.channels],
                 num_heads=inputs.num_heads,
             )
@@ -110,7 +156,7 @@ class InLineMixer(AttentionMixer):
     def local(self, inputs: AttentionInputs) -> Tensor | None:
         if self.residual is None:
             return None
-        kernels = self.residual(self._mean_tokens(inputs))[:, inputs.channels]
+        kernels = take_channels(self.residual(self._mean_tokens(inputs)), inputs.channels, 1)
         return local_residual(inputs.v, kernels, inputs.hw, key_mask=inputs.key_mask)
 
     def local_terms(self, inputs: AttentionInputs) -> Iterator[Tensor]:
@@ -118,7 +164,7 @@ class InLineMixer(AttentionMixer):
             yield from super().local_terms(inputs)
             return
         # Both are 3×3 kernels on the same values, so one convolution with their sum is enough.
-        kernels = self.residual(self._mean_tokens(inputs))[:, inputs.channels]
+        kernels = take_channels(self.residual(self._mean_tokens(inputs)), inputs.channels, 1)
         conv = self.lepe.conv
         yield local_residual(
             inputs.v,
@@ -173,25 +219,30 @@ class ResidualKernel(nn.Module):
 
     def forward(self, mean_token: Tensor) -> Tensor:
         """(B, C) → (B, C, 9)."""
-        if not (is_plain(self.fc1, nn.Conv1d) and is_plain(self.fc2, nn.Conv1d)):
-            return self.fc2(F.gelu(self.fc1(mean_token.unsqueeze(-1)))).view(*mean_token.shape, 9)
-        groups = self.fc1.groups
-        x = mean_token.view(-1, groups, mean_token.shape[1] // groups).transpose(0, 1)
-        # Autocast would convert all weights for the product with a single token.
-        with no_autocast(x.device):
-            x = x.to(self.fc1.weight.dtype)
-            kernels = _grouped_linear(self.fc2, F.gelu(_grouped_linear(self.fc1, x)))
-        return kernels.transpose(0, 1).reshape(*mean_token.shape, 9)
+        fc1, fc2 = self.fc1, self.fc2
+        if not (is_plain(fc1, nn.Conv1d) and is_plain(fc2, nn.Conv1d)):
+            return fc2(F.gelu(fc1(mean_token.unsqueeze(-1)))).view(*mean_token.shape, 9)
+        if is_autocast(mean_token.device):
+            # Autocast would convert all weights for the product with a single token.
+            with no_autocast(mean_token.device):
+                return _residual_kernels(fc1, fc2, mean_token.to(fc1.weight.dtype))
+        return _residual_kernels(fc1, fc2, mean_token)
+
+
+def _residual_kernels(fc1: nn.Conv1d, fc2: nn.Conv1d, mean_token: Tensor) -> Tensor:
+    """(B, C) → (B, C, 9), with batched products, which have less overhead than convolutions here."""
+    batch, dim = mean_token.shape
+    x = mean_token.view(batch, fc1.groups, dim // fc1.groups).transpose(0, 1)
+    kernels = _grouped_linear(fc2, F.gelu(_grouped_linear(fc1, x)))
+    return kernels.transpose(0, 1).reshape(batch, dim, 9)
 
 
 def _grouped_linear(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """Apply a grouped 1×1 convolution to single positions, (groups, B, in) → (groups, B, out).
-
-    A batched product has less overhead than a convolution here.
-    """
+    """Apply a grouped 1×1 convolution to single positions, (groups, B, in) → (groups, B, out)."""
+    groups, _, dim = x.shape
     assert conv.bias is not None
-    weight = conv.weight.view(conv.groups, -1, x.shape[2]).transpose(1, 2)
-    return torch.baddbmm(conv.bias.view(conv.groups, 1, -1), x, weight)
+    weight = conv.weight.view(groups, -1, dim).transpose(1, 2)
+    return torch.baddbmm(conv.bias.view(groups, 1, -1), x, weight)
 
 
 def _is_plain_lepe(lepe: LocallyEnhancedPosition) -> bool:
