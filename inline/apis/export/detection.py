@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inline.apis.export.detection_ops import nms, pyramid_roi_align
-from inline.apis.export.model import ExportNetwork
+from inline.apis.export.model import MIN_DYNAMIC_SIZE, ExportNetwork
 from inline.ops.symint import ceil_div
 from inline.utils.errors import UserError
 
@@ -51,6 +51,10 @@ class DetectionNetwork(ExportNetwork):
         self.pad_value = float(getattr(preprocessor, 'pad_value', 0))
         self.image_masks = image_masks
         self.one_stage = not hasattr(detector, 'roi_head')
+        dense = detector.bbox_head if self.one_stage else detector.rpn_head
+        largest = max(max(stride) for stride in dense.prior_generator.strides)  # type: ignore[union-attr]
+        # torch.export requires dynamic sizes of at least two, also on the coarsest level.
+        self.min_size = (max(MIN_DYNAMIC_SIZE, largest + 1), max(MIN_DYNAMIC_SIZE, largest + 1))
         # Proposals of several images would need the index of their image.
         self.max_batch = None if self.one_stage else 1
         self.outputs = ('boxes', 'scores', 'labels')

@@ -121,8 +121,8 @@ def export(cfg: Config, options: ExportOptions) -> Iterator[str]:
         size = (max(size[0], network.min_size[0]), max(size[1], network.min_size[1]))
     if options.dynamic and (size[0] < network.min_size[0] or size[1] < network.min_size[1]):
         raise UserError(
-            f'--size {size[0]}x{size[1]}: with --dynamic, images must be larger than a sliding window, '
-            f'at least {network.min_size[0]}x{network.min_size[1]}'
+            f'--size {size[0]}x{size[1]}: with --dynamic, images of this model must have at least '
+            f'{network.min_size[0]}x{network.min_size[1]} pixels'
         )
     fixed_size = None if options.dynamic else size
     if options.evaluate:

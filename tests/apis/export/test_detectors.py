@@ -22,7 +22,7 @@ from inline import InLineModel
 from inline.apis.export import verification
 from inline.apis.export.detection import DetectionNetwork, check_detector, paste_masks
 from inline.apis.export.detection_ops import nms
-from inline.apis.export.formats import FORMATS, load_onnx
+from inline.apis.export.formats import FORMATS, example_size, load_onnx, trace
 from inline.apis.export.run import ExportOptions, export
 from inline.apis.export.tensorrt import OPERATORS, check_tensorrt
 from inline.apis.export.verification import (
@@ -194,6 +194,23 @@ def test_file_agrees_in_onnx_runtime_and_openvino(kind: str, exported: Any) -> N
     assert {node.op_type for node in model.graph.node} >= {'NonMaxSuppression', 'TopK'}
     assert ('RoiAlign' in {node.op_type for node in model.graph.node}) == (kind != 'retinanet')
     assert {node.domain for node in model.graph.node} == {''}
+
+
+@pytest.mark.slow
+def test_dynamic_sizes_begin_above_the_coarsest_stride() -> None:
+    """There, maps of a single row or column would need another program."""
+    cfg = read('retinanet')
+    cfg.model.neck.update(num_outs=6, add_extra_convs='on_output')
+    cfg.model.bbox_head.anchor_generator.strides = [4, 8, 16, 32, 64, 128]
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        network = DetectionNetwork(MODELS.build(cfg.model)).eval()
+    assert network.min_size == (129, 129)
+    program = trace(network, example_size((160, 160), 160), 3, dynamic=True)
+    image = torch.randn(1, 3, 129, 150)
+    with torch.no_grad():
+        for found, expected in zip(program.module()(image), network(image), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert DetectionNetwork(build('mask-rcnn')).min_size == (33, 33)
 
 
 @pytest.mark.slow
