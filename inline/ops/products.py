@@ -158,9 +158,12 @@ def _save_batched(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
 def _batched_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    # Not batched_product(), which would choose bmm while torch.compile traces a backward pass. Both products
+    # have the sizes of the first, for which oneDNN was chosen.
+    product = torch.ops.inline.batched_linear
     return (
-        batched_product(grad, weight.transpose(1, 2)) if needs_x else None,
-        batched_product(grad.transpose(1, 2), x.transpose(1, 2)) if needs_weight else None,
+        product(grad, weight.transpose(1, 2), None) if needs_x else None,
+        product(grad.transpose(1, 2), x.transpose(1, 2), None) if needs_weight else None,
         grad.sum(dim=1, keepdim=True) if needs_bias else None,
     )
 

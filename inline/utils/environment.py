@@ -50,10 +50,15 @@ def describe_hardware(device: torch.device) -> str:
     """Return the model of a GPU, or of the CPU with its number of cores: 'AMD EPYC, 2 cores'."""
     if device.type == 'cuda':
         return torch.cuda.get_device_name(device)
+    return f'{cpu_name()}, {os.cpu_count()} cores'
+
+
+def cpu_name() -> str:
+    """Return the model of the CPU, 'AMD EPYC' for example, or its architecture if Linux does not tell."""
     info = Path('/proc/cpuinfo')
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
-    return f'{names[0] if names else platform.machine()}, {os.cpu_count()} cores'
+    return names[0] if names else platform.machine()
 
 
 def _describe_processes(processes: int) -> str:

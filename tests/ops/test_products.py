@@ -1,6 +1,7 @@
 """Products of batches of matrices through oneDNN: results and derivatives of the formula."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -121,10 +122,16 @@ def test_compiled_attention_uses_the_same_operator(dynamic: bool) -> None:
     w_q, w_k = (torch.randn(128, 128, requires_grad=True) for _ in range(2))
     for batch, tokens in ((2, 256), (3, 300)):
         x = torch.randn(batch, tokens, 128, requires_grad=True)
-        found, expected = (
-            torch.autograd.grad(function(x, w_q, w_k).sin().sum(), (x, w_q, w_k))
-            for function in (compiled, attend)
-        )
+        results: dict[str, tuple[Tensor, ...]] = {}
+
+        def step(function: Callable[..., Tensor], x: Tensor, results: dict[str, tuple[Tensor, ...]]) -> None:
+            out = function(x, w_q, w_k)
+            results[str(function)] = torch.autograd.grad(out.sin().sum(), (x, w_q, w_k))
+
+        for function in (compiled, attend):
+            # Two products forward, and two for the gradients of each.
+            assert count_onednn(partial(step, function, x, results)) == 6 * batch * HAS_ONEDNN
+        found, expected = results.values()
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
         with torch.no_grad():
             assert count_onednn(lambda x=x: compiled(x, w_q, w_k)) == 2 * batch * HAS_ONEDNN
