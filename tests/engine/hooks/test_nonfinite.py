@@ -157,10 +157,9 @@ def test_replay_names_non_finite_weights(digit_scenes: Path, tmp_path: Path) -> 
     replayed = run_tool('tools/train.py', *common, '--replay', path)
     assert replayed.returncode == 0, replayed.stderr[-2000:]
     assert f'non-finite weights before the step: {name}\n' in replayed.stdout
-    assert (
-        'non-finite output: backbone.stages.1.blocks.0.mlp.fc1 (Linear) (its input is finite)'
-        in replayed.stdout
-    )
+    # A linear layer that runs in oneDNN is not called as a module.
+    module = r'backbone\.stages\.1\.blocks\.0\.mlp(\.fc1 \(Linear\)| \(Mlp\))'
+    assert re.search(rf'non-finite output: {module} \(its input is finite\)', replayed.stdout)
     assert 'inputs finite: yes\n' in replayed.stdout
 
     other = run_tool('tools/train.py', RETINANET, '--data-root', digit_scenes.parent, '--replay', path)
