@@ -54,7 +54,7 @@ class DetectionNetwork(ExportNetwork):
         dense = detector.bbox_head if self.one_stage else detector.rpn_head
         largest = max(max(stride) for stride in dense.prior_generator.strides)  # type: ignore[union-attr]
         # torch.export requires dynamic sizes of at least two, also on the coarsest level.
-        self.min_size = (max(MIN_DYNAMIC_SIZE, largest + 1), max(MIN_DYNAMIC_SIZE, largest + 1))
+        self.min_size = (max(MIN_DYNAMIC_SIZE, largest + 1),) * 2
         # Proposals of several images would need the index of their image.
         self.max_batch = None if self.one_stage else 1
         self.outputs = ('boxes', 'scores', 'labels')
